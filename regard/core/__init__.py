@@ -1,0 +1,23 @@
+"""Contracts and assembly. Imports nothing else of regard."""
+
+from .context import Context, Memory
+from .embed import Embed
+from .errors import UserError
+from .head import Head
+from .mixer import Cost, Empty, Growth, Mixer, Pointwise, select, state_bytes
+from .model import Model, State
+from .norm import Norm
+from .parts import add_folder, find, part
+from .pattern import Pattern
+from .position import Position
+from .recipe import build, load, restore, save
+from .score import Score
+from .stack import Layer, Stack
+from .tap import Tap, watch
+from .wiring import Place, Wiring
+
+__all__ = [
+    "Context", "Cost", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm", "Pattern",
+    "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring", "add_folder", "build",
+    "find", "load", "part", "restore", "save", "select", "state_bytes", "watch",
+]  # fmt: skip

@@ -1,0 +1,95 @@
+"""What a layer may know besides its input: where each row stands, which columns are real, and the encoder's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .pattern import Pattern
+
+
+class Memory(NamedTuple):
+    """What an encoder hands to a decoder."""
+
+    x: Tensor  # (batch, source, width)
+    valid: Tensor | None = None  # (batch, source), None: all are real
+    finals: tuple = ()  # last states of the encoder's recurrent mixers, in order
+    views: tuple[Tensor, ...] = ()  # the output of every encoder layer, for decoders that choose
+
+
+@dataclass(frozen=True)
+class Context:
+    """One step's surroundings.
+
+    positions: (batch, time), the place of every column in its own row's sequence, counted from 0.
+    valid:     (batch, time), True...True False...False in each row: rows may be shorter than the step.
+               An invalid column leaves every state untouched and nobody looks at it. None: all are real.
+    fresh:     the step begins at the empty state, so positions are 0, 1, 2, ... in every row.
+    memory:    the encoder's output, for mixers that look across.
+    pattern:   what this batch adds to every self-attention's own pattern (packed documents, a graph).
+    segments:  (batch, time), sentence numbers for embeds that want them.
+    """
+
+    positions: Tensor
+    valid: Tensor | None = None
+    fresh: bool = False
+    memory: Memory | None = None
+    pattern: Pattern | None = None
+    segments: Tensor | None = None
+
+    @classmethod
+    def begin(cls, batch: int, time: int, device: torch.device | str = "cpu", **known) -> Context:
+        """The context of a whole sequence from its first position."""
+        positions = torch.arange(time, device=device).expand(batch, time)
+        return cls(positions, fresh=True, **known)
+
+    @classmethod
+    def after(cls, lengths: Tensor, time: int, **known) -> Context:
+        """The context of the next `time` columns of rows that already hold `lengths` (batch,) positions."""
+        return cls(lengths[:, None] + torch.arange(time, device=lengths.device), **known)
+
+    def columns(self, begin: int, end: int) -> Context:
+        """The context of a part of the step, to be taken after the parts before it."""
+        cut = [None if t is None else t[:, begin:end] for t in (self.positions, self.valid, self.segments)]
+        positions, valid, segments = cut
+        assert positions is not None
+        return replace(self, positions=positions, valid=valid, segments=segments, fresh=False)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(batch,) how many columns of this step are real in each row."""
+        batch, time = self.positions.shape
+        if self.valid is None:
+            return torch.full((batch,), time, device=self.positions.device)
+        return self.valid.sum(1)
+
+    @cached_property
+    def last(self) -> int:
+        """The largest real position of the step. Asks the device once, whatever number of layers want it."""
+        if self.fresh:
+            return self.positions.shape[1] - 1
+        ends = self.positions[:, 0] + self.lengths - 1
+        return int(ends.max())
+
+    @cached_property
+    def marked(self) -> Tensor:
+        """(batch or 1, time) positions, with -1 where a column is not real."""
+        at = self.positions[:1] if self.fresh else self.positions
+        return at if self.valid is None else torch.where(self.valid, at, -1)
+
+
+def check_valid(valid: Tensor, batch: int, time: int, what: str = "valid") -> None:
+    """Real columns come first in each row: anything else (left padding, holes) is refused."""
+    if valid.dtype != torch.bool or valid.shape != (batch, time):
+        raise UserError(
+            f"{what} must be a bool tensor of shape ({batch}, {time}), not {valid.dtype} {tuple(valid.shape)}"
+        )
+    if time > 1 and bool((valid[:, 1:] & ~valid[:, :-1]).any()):
+        raise UserError(f"{what} has a real column after a padded one: pad on the right, never on the left or between")

@@ -1,0 +1,129 @@
+"""The contract of everything that moves information between positions, and of everything that acts on each alone.
+
+However a sequence is cut into steps, the output is the same:
+
+    y_1, s_1 = step(x_1, start);  y_2, s_2 = step(x_2, s_1);  ...      [y_1 y_2 ...] == forward([x_1 x_2 ...])
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .context import Context
+
+S = TypeVar("S")
+
+
+class Cost(NamedTuple):
+    """What a step takes for one sequence."""
+
+    flops: int  # of matrix products, two per multiply-add
+    state: int  # bytes that must be kept to go on
+
+
+class Growth(NamedTuple):
+    """The three columns of Table 1 of Vaswani et al. 2017, with n positions and width d."""
+
+    complexity: str  # per layer
+    sequential: str  # operations that cannot run side by side
+    path: str  # the longest way between two positions
+
+
+class Empty(NamedTuple):
+    """The state of something that remembers nothing."""
+
+
+class Mixer(nn.Module, Generic[S]):
+    """Takes the next n >= 1 positions of every row and carries on from the state.
+
+    width:     channels in; out_width: channels out, the same unless said.
+    streams:   False when the whole sequence is needed at once; then only `forward` is called.
+    summary:   its last state is offered to the decoder when it stands in an encoder.
+    examples:  arguments of the variants that the laws try; () means that the defaults are enough.
+    """
+
+    folder: ClassVar[tuple[str, ...]] = ("mixers", "feedforwards")
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    streams: bool = True
+    summary: bool = False
+    width: int
+
+    @property
+    def out_width(self) -> int:
+        return self.width
+
+    @abstractmethod
+    def start(self, context: Context, capacity: int) -> S:
+        """The empty state for the rows of `context`, with room for `capacity` positions."""
+
+    @abstractmethod
+    def step(self, x: Tensor, state: S, context: Context) -> tuple[Tensor, S]:
+        """x (batch, time, width) -> (batch, time, out_width), and the state after it."""
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """The whole sequence at once: one step from the start. Overridden only for speed."""
+        return self.step(x, self.start(context, x.shape[1]), context)[0]
+
+    @abstractmethod
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """Of a step of `length` positions after `past` others."""
+
+    def growth(self) -> Growth:
+        """How work grows with length, as in the 2017 paper's Table 1."""
+        return Growth("n·d²", "1", "∞")
+
+    def value_path(self) -> Iterator[Tensor]:
+        """The weights that carry values from input to output: what wirings such as DeepNorm shrink at birth."""
+        return iter(())
+
+
+class Pointwise(Mixer[Empty]):
+    """A mixer that treats every position alone: feed-forwards. Subclasses write `forward` and `cost`."""
+
+    def start(self, context: Context, capacity: int) -> Empty:
+        return Empty()
+
+    def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
+        return self(x, context), state
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: Context) -> Tensor: ...
+
+
+def each(state: Any, change: Any) -> Any:
+    """The same state with `change` applied to every tensor in it."""
+    if isinstance(state, Tensor):
+        return change(state)
+    if state is None:
+        return None
+    parts = [each(part, change) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def select(state: Any, rows: Tensor) -> Any:
+    """The state of the given rows, in that order, repeats allowed: beams, eviction, continuous batching."""
+    return each(state, lambda tensor: tensor.index_select(0, rows))
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes held by a state."""
+    total = 0
+
+    def add(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    each(state, add)
+    return total
+
+
+def keep_rows(context: Context, new: Tensor, old: Tensor) -> Tensor:
+    """`new` (batch, ...) for the rows that have a real column in this step, `old` for the others."""
+    if context.valid is None:
+        return new
+    alive = context.lengths > 0
+    return torch.where(alive.view(-1, *[1] * (new.dim() - 1)), new, old)

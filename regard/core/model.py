@@ -1,0 +1,234 @@
+"""A model: an encoder, a decoder or both, between an embed and a head. A mixer from tokens to scores."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .context import Context, Memory, check_valid
+from .embed import Embed
+from .errors import UserError, nearest
+from .head import Head
+from .mixer import Cost
+from .norm import Norm
+from .parts import fit, part
+from .pattern import Pattern
+from .position import Position
+from .stack import Stack
+from .wiring import Place
+
+KINDS = ("encoder", "decoder", "encoder-decoder")
+TIES = ("none", "target", "source-target", "all")
+
+
+class State(NamedTuple):
+    """Where every row of a batch stands."""
+
+    lengths: Tensor  # (batch,) positions taken so far
+    layers: tuple  # of every layer, of every branch
+
+
+class Model(nn.Module):
+    """The constructor is the schema of a recipe's [model].
+
+    kind:    encoder (all at once), decoder (step by step) or encoder-decoder.
+    vocab:   size of the vocabulary, or a pair: source, target.
+    tie:     none; target: the head shares the decoder's embedding; source-target: both embeddings are one; all: both.
+    encoder, decoder: tables for a Stack (depth, layer, norm, ...) when there are two; else those keys stand in [model].
+    dropout: inherited by the embeds and the wirings.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        width: int,
+        vocab: int | tuple[int, int] | list[int],
+        heads: int = 1,
+        depth: int = 1,
+        layer: list | dict | None = None,
+        norm: Norm | str | dict = "none",
+        position: Position | str | dict = "none",
+        share: str = "none",
+        dropout: float = 0.0,
+        embed: Embed | str | dict = "tokens",
+        head: Head | str | dict = "vocabulary",
+        tie: str = "none",
+        encoder: dict | None = None,
+        decoder: dict | None = None,
+    ):
+        super().__init__()
+        if kind not in KINDS:
+            raise UserError(f"model.kind '{kind}' is unknown{nearest(str(kind), KINDS)}")
+        if tie not in TIES:
+            raise UserError(f"model.tie '{tie}' is unknown{nearest(str(tie), TIES)}")
+        self.kind, self.width = kind, width
+        source_vocab, target_vocab = (vocab, vocab) if isinstance(vocab, int) else vocab
+        self.vocab = target_vocab
+        self.source_vocab = source_vocab
+        inherited = {"width": width, "heads": heads, "dropout": dropout}
+        own = {"depth": depth, "layer": layer, "norm": norm, "position": position, "share": share}
+        tables = {side: dict(table or {}) for side, table in (("encoder", encoder), ("decoder", decoder))}
+        if kind == "encoder-decoder":
+            if layer is not None:
+                raise UserError("model.layer: an encoder-decoder has model.encoder.layer and model.decoder.layer")
+            for side, table in tables.items():
+                if "layer" not in table:
+                    raise UserError(f"model.{side} needs at least one [[model.{side}.layer]]")
+                table.setdefault("depth", depth)
+        else:
+            other = "decoder" if kind == "encoder" else "encoder"
+            if tables[other]:
+                raise UserError(f"model.{other}: a model of kind '{kind}' has no {other}")
+            tables[kind] = {k: v for k, v in own.items() if v is not None} | tables[kind]
+            if "layer" not in tables[kind]:
+                raise UserError("model needs at least one [[model.layer]]")
+        embeds = {side: table.pop("embed", embed) for side, table in tables.items()}
+        depths = {side: table.get("depth", 0) if table else 0 for side, table in tables.items()}
+
+        def embed_for(side: str, size: int) -> Embed:
+            return part(Embed, embeds[side], vocab=size, **inherited)
+
+        def stack_for(side: str, memory: int | None) -> Stack:
+            place = Place(side, depths["encoder"], depths["decoder"], memory)
+            try:
+                return Stack(**fit(Stack, tables[side], inherited | {"place": place}, side))
+            except UserError as error:
+                raise (error.inside(side) if kind == "encoder-decoder" else error) from None
+
+        try:
+            self.source_embed = embed_for("encoder", source_vocab) if kind == "encoder-decoder" else None
+            self.encoder = stack_for("encoder", None) if kind == "encoder-decoder" else None
+            self.embed = embed_for("encoder" if kind == "encoder" else "decoder", target_vocab)
+            self.stack = stack_for(
+                "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
+            )
+            self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
+            self._tie(tie)
+        except UserError as error:
+            raise error.inside("model") from None
+        if kind != "encoder":
+            self._must_stream()
+
+    def _tie(self, tie: str) -> None:
+        table = self.embed.table
+        if tie != "none" and table is None:
+            raise UserError(f"tie = '{tie}' needs an embed with a table")
+        if tie in ("source-target", "all"):
+            if self.source_embed is None or self.source_vocab != self.vocab:
+                raise UserError(f"tie = '{tie}' needs an encoder-decoder whose two sides have one vocabulary")
+            self.source_embed.share(table)  # type: ignore[arg-type]
+        if tie in ("target", "all"):
+            self.head.share(table)  # type: ignore[arg-type]
+
+    def _must_stream(self) -> None:
+        for index, layer in enumerate(self.stack._layers):
+            for name, mixer in layer.branches.items():
+                if not mixer.streams:
+                    part_name = type(mixer).__name__.lower()
+                    why = f"pattern '{mixer.pattern}'" if hasattr(mixer, "pattern") else part_name
+                    raise UserError(
+                        f"model.layer[{index}].{name}: {why} looks ahead, and a decoder must not; "
+                        "add 'causal &' to the pattern, or choose a mixer that streams"
+                    )
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sequence that the decoder side's positions allow."""
+        return _limit(self.embed, self.stack)
+
+    def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
+        """source (batch, source time) -> what the decoder looks at."""
+        if self.encoder is None or self.source_embed is None:
+            raise UserError(f"a model of kind '{self.kind}' has no encoder to give a source to")
+        context = self._begin(source, valid, segments, None, None, _limit(self.source_embed, self.encoder))
+        x, finals = self.encoder.finish(self.source_embed(source, context), context)
+        return Memory(x, valid, finals)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        valid: Tensor | None = None,
+        source: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        memory: Memory | None = None,
+        pattern: Pattern | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives."""
+        context = self._begin(tokens, valid, segments, self._memory(source, source_valid, memory), pattern, self.limit)
+        return self.head(self.hidden(tokens, context), context)
+
+    def hidden(self, tokens: Tensor, context: Context) -> Tensor:
+        """The vectors before the head: (batch, time, width)."""
+        return self.stack(self.embed(tokens, context), context)
+
+    def start(
+        self,
+        batch: int,
+        capacity: int,
+        source: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        memory: Memory | None = None,
+    ) -> State:
+        """The empty state for `batch` rows with room for `capacity` positions. The encoder runs here, once."""
+        self._can_step()
+        if self.limit is not None and capacity > self.limit:
+            raise UserError(f"the model's positions reach {self.limit}; a capacity of {capacity} is beyond them")
+        memory = self._memory(source, source_valid, memory)
+        if memory is not None and memory.x.shape[0] != batch:
+            raise UserError(f"a batch of {batch} cannot look at a source of {memory.x.shape[0]} rows")
+        device = next(self.parameters()).device
+        context = Context.begin(batch, 0, device, memory=memory)
+        return State(torch.zeros(batch, dtype=torch.long, device=device), self.stack.start(context, capacity))
+
+    def step(
+        self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
+        batch, time = tokens.shape[:2]
+        if state.lengths.shape[0] != batch:
+            raise UserError(f"a state of {state.lengths.shape[0]} rows cannot go on with a batch of {batch}")
+        if valid is not None:
+            check_valid(valid, batch, time)
+        context = Context.after(state.lengths, time, valid=valid, segments=segments)
+        if self.limit is not None and context.last >= self.limit:
+            raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
+        x, layers = self.stack.step(self.embed(tokens, context), state.layers, context)
+        return self.head(x, context), State(state.lengths + context.lengths, layers)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """Of `length` positions of the decoder side (or of the encoder, when it is alone) for one sequence."""
+        cost = self.stack.cost(length, past)
+        return Cost(cost.flops + self.head.flops(length), cost.state)
+
+    def _memory(self, source: Tensor | None, valid: Tensor | None, memory: Memory | None) -> Memory | None:
+        if source is not None:
+            return self.encode(source, valid)
+        if memory is None and self.kind == "encoder-decoder":
+            raise UserError("an encoder-decoder needs a source (or the memory that `encode` made of it)")
+        return memory
+
+    def _begin(
+        self, tokens: Tensor, valid: Any, segments: Any, memory: Any, pattern: Any, limit: int | None
+    ) -> Context:
+        batch, time = tokens.shape[:2]
+        if valid is not None:
+            check_valid(valid, batch, time)
+        if limit is not None and time > limit:
+            raise UserError(f"a sequence of {time} is longer than the {limit} positions that this model knows")
+        return Context.begin(batch, time, tokens.device, valid=valid, memory=memory, pattern=pattern, segments=segments)
+
+    def _can_step(self) -> None:
+        if self.head.pools:
+            raise UserError("this model's head answers once per sequence, so the model does not step; call it whole")
+        if not self.stack.streams:
+            raise UserError("this model looks ahead, so it does not step; call it on whole sequences")
+
+
+def _limit(*modules: nn.Module) -> int | None:
+    limits = [
+        m.limit for module in modules for m in module.modules() if isinstance(m, Position) and m.limit is not None
+    ]
+    return min(limits, default=None)

@@ -1,0 +1,189 @@
+"""Layers, and a stack of them: branches joined by a wiring, several kinds of layer cycling over the depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from .context import Context
+from .errors import UserError
+from .mixer import Cost, Mixer
+from .norm import Norm
+from .parts import part
+from .position import Position
+from .tap import Tap
+from .wiring import Branch, Place, Stream, Wiring
+
+
+class Layer(nn.Module):
+    """Some mixers, in the order of the recipe, and the wiring that joins them to the stream."""
+
+    def __init__(self, branches: dict[str, Mixer], wiring: Wiring):
+        super().__init__()
+        self.branches = nn.ModuleDict(branches)
+        self.wiring = wiring
+        self.out = Tap()
+        for mixer in branches.values():
+            wiring.prepare(mixer)
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        return list(self.branches.values())  # type: ignore[arg-type]
+
+    def calls(self, context: Context) -> list[Branch]:
+        """The branches as functions of their input, whole sequences."""
+        return [partial(mixer, context=context) for mixer in self.mixers]
+
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        return self._out(self.wiring(stream, self.calls(context), context))
+
+    def finish(self, stream: Stream, context: Context) -> tuple[Stream, list]:
+        """As forward, with the last states of the mixers that offer a summary."""
+        finals: list = []
+
+        def call(mixer: Mixer) -> Branch:
+            def run(x: Tensor) -> Tensor:
+                if not mixer.summary:
+                    return mixer(x, context)
+                y, state = mixer.step(x, mixer.start(context, x.shape[1]), context)
+                finals.append(state)
+                return y
+
+            return run
+
+        return self._out(self.wiring(stream, [call(mixer) for mixer in self.mixers], context)), finals
+
+    def start(self, context: Context, capacity: int) -> tuple:
+        return tuple(mixer.start(context, capacity) for mixer in self.mixers)
+
+    def step(self, stream: Stream, state: tuple, context: Context) -> tuple[Stream, tuple]:
+        after = list(state)
+
+        def call(index: int, mixer: Mixer) -> Branch:
+            def run(x: Tensor) -> Tensor:
+                y, after[index] = mixer.step(x, state[index], context)
+                return y
+
+            return run
+
+        stream = self.wiring(stream, [call(i, mixer) for i, mixer in enumerate(self.mixers)], context)
+        return self._out(stream), tuple(after)
+
+    def _out(self, stream: Stream) -> Stream:
+        if self.out.watched:
+            self.out(stream[0] if isinstance(stream, tuple) else stream)
+        return stream
+
+
+class Stack(nn.Module):
+    """`depth` layers and a last norm.
+
+    layer:    a list of tables, cycling over the depth. In a table, `wiring` is the wiring and every other key is a
+              branch, in the order written: mixer, cross, feedforward, or any name of yours.
+    norm:     after the last layer.
+    position: one position part shared by all layers; a branch uses it by `position = "shared"`.
+    share:    "layers": all layers of a kind are one and the same (ALBERT); "none".
+    """
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        layer: list | dict,
+        heads: int = 1,
+        norm: Norm | str | dict = "none",
+        position: Position | str | dict = "none",
+        share: str = "none",
+        dropout: float = 0.0,
+        place: Place | None = None,
+    ):
+        super().__init__()
+        kinds = [layer] if isinstance(layer, dict) else list(layer)
+        if not kinds or depth < 1:
+            raise UserError("a stack needs at least one layer")
+        if share not in ("none", "layers"):
+            raise UserError(f"share must be 'none' or 'layers', not '{share}'")
+        place = place or Place(decoder=depth)
+        self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
+        place = Place(place.side, place.encoder, place.decoder, place.memory, self.position)
+        made: list[Layer] = []
+        for index in range(depth):
+            kind = index % len(kinds)
+            if share == "layers" and index >= len(kinds):
+                made.append(made[kind])
+                continue
+            inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": place}
+            try:
+                made.append(_layer(kinds[kind], width, inherited))
+            except UserError as error:
+                raise error.inside(f"[{kind}]").inside("layer") from None
+            width = made[-1].mixers[-1].out_width if not made[-1].wiring.residual else width
+        self.layers = nn.ModuleList(made)
+        self.width = width
+        self.norm = part(Norm, norm, width=width)
+
+    @property
+    def streams(self) -> bool:
+        return all(mixer.streams for layer in self._layers for mixer in layer.mixers)
+
+    @property
+    def _layers(self) -> Sequence[Layer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        first = self._layers[0].wiring
+        stream = first.enter(x)
+        kinds = {type(layer.wiring) for layer in self._layers}
+        chain = first.chain if len(kinds) == 1 else Wiring.chain
+        return first.leave(chain(self._layers, stream, context), self.norm, context)
+
+    def finish(self, x: Tensor, context: Context) -> tuple[Tensor, tuple]:
+        """As forward, with the last states of the mixers that offer a summary (an encoder's gift to its decoder)."""
+        if not any(mixer.summary for layer in self._layers for mixer in layer.mixers):
+            return self(x, context), ()
+        finals: list = []
+        first = self._layers[0].wiring
+        stream = first.enter(x)
+        for layer in self._layers:
+            stream, more = layer.finish(stream, context)
+            finals += more
+        return first.leave(stream, self.norm, context), tuple(finals)
+
+    def start(self, context: Context, capacity: int) -> tuple:
+        return tuple(layer.start(context, capacity) for layer in self._layers)
+
+    def step(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
+        first = self._layers[0].wiring
+        stream = first.enter(x)
+        after = []
+        for layer, part_state in zip(self._layers, state, strict=True):
+            stream, new = layer.step(stream, part_state, context)
+            after.append(new)
+        return first.leave(stream, self.norm, context), tuple(after)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        costs = [mixer.cost(length, past) for layer in self._layers for mixer in layer.mixers]
+        return Cost(sum(c.flops for c in costs), sum(c.state for c in costs))
+
+
+def _layer(table: Any, width: int, inherited: dict[str, Any]) -> Layer:
+    if not isinstance(table, dict):
+        raise UserError(f"a layer is a table of branches, not {table!r}")
+    specs = {name: spec for name, spec in table.items() if name != "wiring"}
+    if not specs:
+        raise UserError("a layer needs at least one branch, such as 'mixer = { part = \"attention\" }'")
+    branches: dict[str, Mixer] = {}
+    wiring = part(Wiring, table.get("wiring", "pre"), width=width, branches=len(specs), **inherited)
+    stream = width
+    for name, spec in specs.items():
+        try:
+            mixer = part(Mixer, spec, width=stream, **inherited)
+        except UserError as error:
+            raise UserError(error.message, (name, *error.path[1:])) from None
+        if mixer.out_width != stream and wiring.residual:
+            raise UserError(f"{name} turns width {stream} into {mixer.out_width}: only wiring 'plain' allows that")
+        branches[name], stream = mixer, mixer.out_width
+    return Layer(branches, wiring)

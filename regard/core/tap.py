@@ -1,0 +1,53 @@
+"""Named no-ops that others can watch: attention weights, losses, hidden states, without a return value for each."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+
+from torch import Tensor, nn
+
+
+class Tap(nn.Module):
+    """Hands its input on. A watcher may read it, or replace it by returning a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.watchers: list[Callable[[Tensor], Tensor | None]] = []
+
+    @property
+    def watched(self) -> bool:
+        return bool(self.watchers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for watcher in self.watchers:
+            changed = watcher(x)
+            x = x if changed is None else changed
+        return x
+
+
+@contextmanager
+def watch(
+    model: nn.Module, name: str = "*weights", edit: Callable[[str, Tensor], Tensor | None] | None = None
+) -> Iterator:
+    """Collect, by tap name, all that passes the taps matching `name` (a shell-style wildcard).
+
+    with watch(model, "decoder*weights") as seen:
+        model(...)
+    seen["decoder.layers.0.branches.cross.attend.weights"]   # a list, one tensor per call
+    """
+    seen: dict[str, list[Tensor]] = {}
+    added: list[tuple[Tap, Callable]] = []
+    for path, tap in model.named_modules():
+        if isinstance(tap, Tap) and fnmatch(path, name):
+
+            def watcher(x: Tensor, path: str = path) -> Tensor | None:
+                seen.setdefault(path, []).append(x)
+                return edit(path, x) if edit else None
+
+            tap.watchers.append(watcher)
+            added.append((tap, watcher))
+    try:
+        yield seen
+    finally:
+        for tap, watcher in added:
+            tap.watchers.remove(watcher)

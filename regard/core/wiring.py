@@ -1,0 +1,70 @@
+"""The contract of how a layer's branches join the stream: pre-norm, post-norm, parallel, reversible."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from .context import Context
+from .mixer import Mixer
+from .norm import Norm
+from .position import Position
+
+Branch = Callable[[Tensor], Tensor]
+Stream = Any  # what runs through the layers: a tensor, or a tuple of them for wirings with two streams
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a model something stands. Inherited by the parts that ask for it."""
+
+    side: str = "decoder"  # or "encoder"
+    encoder: int = 0  # layers of the encoder, 0 when there is none
+    decoder: int = 1
+    memory: int | None = None  # width of the encoder's output, when there is an encoder
+    position: Position | None = None  # the stack's shared position, for parts that name theirs "shared"
+
+
+class LayerLike(Protocol):
+    """One layer as `chain` sees it."""
+
+    wiring: "Wiring"
+
+    def __call__(self, stream: Stream, context: Context) -> Stream: ...
+
+    def calls(self, context: Context) -> list[Branch]: ...
+
+    def parameters(self) -> Any: ...
+
+
+class Wiring(nn.Module):
+    """Joins `branches` mixers to the stream of one layer.
+
+    residual: branches must keep the width, since they are added to the stream.
+    """
+
+    folder: ClassVar[tuple[str, ...]] = ("wirings",)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    residual: bool = True
+
+    def enter(self, x: Tensor) -> Stream:
+        """The stream before the first layer."""
+        return x
+
+    def forward(self, stream: Stream, branches: Sequence[Branch], context: Context) -> Stream:
+        raise NotImplementedError
+
+    def leave(self, stream: Stream, norm: Norm, context: Context) -> Tensor:
+        """The stack's output; `norm` is the stack's own, none unless the recipe asks."""
+        return norm(stream, context.valid)
+
+    def prepare(self, mixer: Mixer) -> None:
+        """Once, at birth: scale a branch's weights, or add to it."""
+
+    @classmethod
+    def chain(cls, layers: Sequence[LayerLike], stream: Stream, context: Context) -> Stream:
+        """All layers in order, whole sequences. Reversible wirings override it, to keep nothing per layer."""
+        for layer in layers:
+            stream = layer(stream, context)
+        return stream

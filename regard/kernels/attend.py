@@ -1,0 +1,57 @@
+"""Softmax attention: one function, the kernel chosen for the case at hand or forced.
+
+out = softmax(q k^T + bias, over the keys that the pattern allows) v
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.core import Position, Score, Tap, UserError
+
+from . import blocks, flex, reference, sdpa
+from .see import See
+
+KERNELS = ("auto", "reference", "sdpa", "blocks", "flex")
+
+
+class Attend(nn.Module):
+    """q (batch, heads, n, dim), k and v (batch, kv_heads, m, dim) -> (batch, heads, n, dim).
+
+    kernel:  reference  explicit weights, for taps, odd scores and tests
+             sdpa       torch's fused kernel
+             blocks     only the key blocks that the pattern allows
+             flex       torch's flex_attention: CUDA, and CPU without gradients
+             auto       the fastest that can do the case
+    dropout: of attention weights, in training.
+    """
+
+    def __init__(self, kernel: str = "auto", dropout: float = 0.0):
+        super().__init__()
+        if kernel not in KERNELS:
+            raise UserError(f"unknown kernel '{kernel}' (known: {', '.join(KERNELS)})")
+        self.kernel, self.dropout = kernel, dropout
+        self.weights = Tap()
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, see: See, score: Score, position: Position, plain: Tensor | None = None
+    ) -> Tensor:
+        """q and k are as `score` and `position` left them; `plain` is q before that, for biases that look at it."""
+        drop = self.dropout if self.training else 0.0
+        kernel = self.choose(q, k, see, score, position, drop)
+        plain = q if plain is None else plain
+        if kernel == "reference":
+            return reference.attend(q, k, v, see, score, position, plain, drop, self.weights)
+        how = {"sdpa": sdpa, "blocks": blocks, "flex": flex}[kernel]
+        return how.attend(q, k, v, see, position, plain, drop)
+
+    def choose(self, q: Tensor, k: Tensor, see: See, score: Score, position: Position, drop: float) -> str:
+        """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
+        weights need the explicit weights, whatever was asked for."""
+        if self.weights.watched or not score.is_dot or position.acts("read"):
+            return "reference"
+        if self.kernel == "blocks" and not blocks.can(see, drop):
+            return "sdpa"  # small steps and odd places
+        if self.kernel != "auto":
+            return self.kernel
+        return "blocks" if blocks.pays(q, see, drop) else "sdpa"

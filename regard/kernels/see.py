@@ -1,0 +1,40 @@
+"""Who may look at whom in one call of a kernel."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.core import Pattern
+
+
+class See(NamedTuple):
+    """A pattern at given places.
+
+    fresh: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
+    holes: some key_at may be -1, a key that nobody may see.
+    """
+
+    pattern: Pattern
+    query_at: Tensor  # (batch or 1, n)
+    key_at: Tensor  # (batch or 1, m)
+    fresh: bool = False
+    holes: bool = False
+
+    @property
+    def causal_only(self) -> bool:
+        """Nothing but 'not ahead', which index order alone decides."""
+        return self.fresh and str(self.pattern) == "causal"
+
+    def mask(self, heads: int) -> Tensor | None:
+        """(batch or 1, heads or 1, n, m), True where a query may look; None when it may look everywhere."""
+        if str(self.pattern) == "everything":
+            return (self.key_at >= 0)[:, None, None, :] if self.holes else None
+        return self.at(self.query_at[:, None, :, None], self.key_at[:, None, None, :], heads)
+
+    def at(self, query_at: Tensor, key_at: Tensor, heads: int) -> Tensor:
+        """The same for places chosen by the caller: (b, 1, n, 1) and (b, 1, 1, m)."""
+        allowed = self.pattern.allows(query_at, key_at)
+        if self.holes:
+            allowed = allowed & (key_at >= 0)
+        own = allowed.shape[-3]
+        return allowed if own in (1, heads) else allowed.repeat(1, heads // own, 1, 1)

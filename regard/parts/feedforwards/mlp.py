@@ -1,0 +1,47 @@
+"""The feed-forward of the original Transformer: two maps with a bend between, the same at every position.
+
+    y = W_2 act(W_1 x + b_1) + b_2
+
+Vaswani et al. 2017, arXiv:1706.03762.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Norm, Pointwise, part
+from regard.kernels.activation import activation as bend
+
+
+class Mlp(Pointwise):
+    """hidden:     channels between the maps; None: four times the width.
+    activation:    relu, gelu, gelu_tanh, silu, relu_squared, ...
+    norm:          on the hidden channels (sub-LN).
+    """
+
+    examples = ({}, {"activation": "gelu", "norm": "layer", "bias": False})
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int | None = None,
+        activation: str = "relu",
+        bias: bool = True,
+        norm: Norm | str | dict = "none",
+        hidden_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.width, hidden = width, hidden or 4 * width
+        self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
+        self.bend = bend(activation)
+        self.norm = part(Norm, norm, width=hidden)
+        self.drop = nn.Dropout(hidden_dropout)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.out(self.norm(self.drop(self.bend(self.into(x))), context.valid))
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from (self.into.weight, self.out.weight)

@@ -1,0 +1,236 @@
+"""Attention: every position looks at others and takes a weighted mean of what it finds.
+
+    o_i = sum over j allowed of  softmax_j(score(q_i, k_j) + bias_ij)  v_j          in each head
+
+Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762. One key head for all queries: Shazeer 2019,
+arXiv:1911.02150; a few: Ainslie et al. 2023, arXiv:2305.13245. Over an encoder's memory: Bahdanau et al. 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Growth, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
+from regard.core.pattern import blind, pairs, slots
+from regard.kernels import Attend, See
+
+CHUNK = 64  # a cache that forgets is written at most this many positions at a time
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions that may still be looked at."""
+
+    keys: Tensor  # (batch, slots + 1, kv_heads, dim); the last slot takes what is not real
+    values: Tensor  # (batch, slots + 1, kv_heads, dim)
+    at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
+
+
+class Attention(Mixer[Cache]):
+    """Multi-head attention, over the sequence itself or over the encoder's memory.
+
+    kv_heads: key and value heads, shared by groups of query heads; 1 is multi-query, None as many as heads.
+    dim:      channels of a head; None: width / heads.
+    over:     "self", or "memory": keys come from the encoder, once.
+    pattern:  who may look at whom. Causal in a decoder.
+    position: acts on queries, keys or scores: rotary, alibi, t5, shaw, ... "shared": the stack's own.
+    score:    how a query and a key are compared.
+    project:  which of q, k, v, o(ut) are learned maps; the others are the identity.
+    bias:     the maps that have one: True all, False none, or their letters.
+    norm:     on the heads' output before the last map.
+    qk_norm:  on each query and key, over the channels of a head.
+    """
+
+    examples = (
+        {},
+        {"kv_heads": 1, "pattern": "causal & window(5)", "position": "rotary"},
+        {"score": "additive", "position": "none"},
+        {"over": "memory", "pattern": "everything"},
+        {"pattern": "everything", "position": "rotary"},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        over: str = "self",
+        pattern: Pattern | str = "causal",
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        project: str = "qkvo",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        qk_norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        kernel: str = "auto",
+        place: Place | None = None,
+    ):
+        super().__init__()
+        self.width, self.heads, self.kv_heads = width, heads, kv_heads or heads
+        if dim is None and width % heads:
+            raise UserError(f"width {width} is not divisible by {heads} heads: change one, or give dim")
+        if heads % self.kv_heads:
+            raise UserError(f"{heads} heads cannot share {kv_heads} kv_heads evenly")
+        if over not in ("self", "memory"):
+            raise UserError(f"over must be 'self' or 'memory', not '{over}'")
+        if set(project) - set("qkvo"):
+            raise UserError(f"project takes letters of 'qkvo', not '{project}'")
+        self.dim = dim or width // heads
+        self.over = over
+        self.pattern = part(Pattern, pattern if over == "self" or pattern != "causal" else "everything")
+        lost = blind(self.pattern, 256) if self.pattern.causal and self.pattern.fixed else None
+        if lost is not None:
+            raise UserError(f"pattern '{self.pattern}' leaves position {lost} with nothing to see")
+        self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
+        self.score = part(Score, score, dim=self.dim, heads=heads, width=width)
+        biased = {True: "qkvo", False: ""}.get(bias, bias) if isinstance(bias, bool) else bias
+        memory = place.memory if over == "memory" and place and place.memory else width
+        inner, shared = heads * self.dim, self.kv_heads * self.dim
+
+        def map_to(letter: str, wide: int, to: int) -> nn.Module:
+            if letter in project:
+                return nn.Linear(wide, to, bias=letter in biased)
+            if wide != to:
+                raise UserError(f"'{letter}' is not projected, but {wide} channels come in and {to} are needed")
+            return nn.Identity()
+
+        self.q, self.k = map_to("q", width, inner), map_to("k", memory, shared)
+        self.v, self.out = map_to("v", memory, shared), map_to("o", inner, width)
+        self.norm = part(Norm, norm, width=inner)
+        self.q_norm, self.k_norm = part(Norm, qk_norm, width=self.dim), part(Norm, qk_norm, width=self.dim)
+        self.attend = Attend(kernel, weight_dropout)
+        for letter in (self.q, self.k, self.v, self.out):
+            if isinstance(letter, nn.Linear):
+                nn.init.xavier_uniform_(letter.weight)
+                if letter.bias is not None:
+                    nn.init.zeros_(letter.bias)
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.over == "memory" or self.pattern.causal
+
+    def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, heads, n, dim), as the score wants them and as they were before that."""
+        q = self.q_norm(self.q(x).unflatten(-1, (self.heads, self.dim))).transpose(1, 2)
+        return self.score.query(self.position.query(q, at)), q
+
+    def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, m, kv_heads, dim), ready to be cached."""
+        k = self.k_norm(self.k(x).unflatten(-1, (self.kv_heads, self.dim))).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (self.kv_heads, self.dim))
+        return self.score.key(self.position.key(k, at)).transpose(1, 2), v
+
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+        q, plain = self.queries(x, see.query_at)
+        y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
+        return self.out(self.norm(y.transpose(1, 2).flatten(-2)))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.over == "memory":
+            return self.step(x, self.start(context, 0), context)[0]
+        pattern = self._pattern(context)
+        at = context.positions[:1] if context.fresh else context.positions
+        padded = context.valid is not None and not pattern.causal
+        see = See(pattern, at, context.marked if padded else at, context.fresh, padded)
+        return self.look(x, *self.keys(x, at), see)
+
+    def start(self, context: Context, capacity: int) -> Cache:
+        batch, like = context.positions.shape[0], next(self.parameters())
+        if self.over == "memory":
+            if context.memory is None:
+                raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
+            memory = context.memory
+            at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
+            marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
+            return Cache(*self.keys(memory.x, at), marked)
+        count = self.room(capacity) + 1
+        keys = like.new_zeros(batch, count, self.kv_heads, self.dim)
+        return Cache(keys, torch.zeros_like(keys), torch.full((batch, count), -1, device=like.device))
+
+    def room(self, capacity: int) -> int:
+        """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
+        return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
+
+    def step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        if self.over == "memory":
+            see = See(self.pattern, context.positions, state.at, holes=True)
+            return self.look(x, state.keys, state.values, see), state
+        if not self.streams:
+            raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
+        room = state.at.shape[1] - 1
+        if self.room(context.last + 1) > room:
+            raise UserError(
+                f"the cache was started for fewer positions than {context.last + 1}: give a larger capacity"
+            )
+        if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
+            return self._step(x, state, context)
+        outputs = []
+        for begin in range(0, x.shape[1], CHUNK):  # so that no key is dropped before the queries that want it
+            y, state = self._step(x[:, begin : begin + CHUNK], state, context.columns(begin, begin + CHUNK))
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
+    def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        keys, values = self.keys(x, context.positions)
+        where = slots(self.pattern, context.last + 1, CHUNK)
+        slot = where.table.to(x.device)[context.positions.clamp(max=len(where.table) - 1)]
+        at = context.positions
+        if context.valid is not None:
+            slot = torch.where(context.valid, slot, state.at.shape[1] - 1)
+            at = torch.where(context.valid, at, -1)
+        state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), write(state.at, slot, at))
+        count = where.counts[max(context.last, 0)]
+        keys, values, at = (tensor[:, :count] for tensor in state)
+        return self.look(x, keys, values, See(self._pattern(context), context.positions, at, holes=True)), state
+
+    def _pattern(self, context: Context) -> Pattern:
+        pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
+        if context.fresh:
+            lost = blind(pattern, context.positions.shape[1], context.valid)
+            if lost is not None:
+                raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see")
+        return pattern
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """The memory, where that is looked at, is taken to be as long as the sequence."""
+        size = next(self.parameters()).element_size()
+        maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
+        weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
+        looks = pairs(self.pattern, length, past)
+        kept = past + length if self.over == "memory" else self.room(past + length) + 1 if self.streams else 0
+        flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
+        flops += self.score.flops(length, past + length, looks) + self.position.flops(length, looks)
+        return Cost(flops, kept * (2 * self.kv_heads * self.dim * size + 8))
+
+    def growth(self) -> Growth:
+        return Growth("n²·d", "1", "1")
+
+    def value_path(self) -> Iterator[Tensor]:
+        for m in (self.v, self.out):
+            if isinstance(m, nn.Linear):
+                yield m.weight
+
+
+def write(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
+    """cache[row, slot[row, i]] = new[row, i]: in place, unless a gradient has to find its way back."""
+    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
+    if torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad):
+        return cache.index_put((rows, slot), new)
+    return cache.index_put_((rows, slot), new.to(cache.dtype))
+
+
+def _position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:
+    if spec == "shared":
+        if place is None or place.position is None:
+            raise UserError("position = 'shared' needs a position in the enclosing stack")
+        return place.position
+    position = part(Position, spec, **inherited)
+    if position.acts("embed"):
+        name = type(position).__name__.lower()
+        raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")
+    return position

@@ -1,0 +1,21 @@
+"""Layer normalisation: each vector is centred and brought to unit variance, then scaled and shifted per channel.
+
+Ba et al. 2016, arXiv:1607.06450.
+"""
+
+from torch import Tensor, nn
+
+from regard.core import Norm
+
+
+class Layer(Norm):
+    """bias: the shift."""
+
+    examples = ({}, {"bias": False})
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+        super().__init__()
+        self.inner = nn.LayerNorm(width, eps, bias=bias)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.inner(x)

@@ -1,0 +1,13 @@
+"""No normalisation."""
+
+from torch import Tensor
+
+from regard.core import Norm
+
+
+class None_(Norm):
+    def __init__(self):
+        super().__init__()
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return x

@@ -1,0 +1,23 @@
+"""No residual: one branch after the other, as in recurrent encoder-decoders. Widths may change."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from regard.core import Context, Wiring
+from regard.core.wiring import Branch
+
+
+class Plain(Wiring):
+    """dropout: of what each branch gives."""
+
+    residual = False
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
+        for branch in branches:
+            stream = self.drop(branch(stream))
+        return stream

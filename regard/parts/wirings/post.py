@@ -1,0 +1,27 @@
+"""Post-norm: the sum of stream and branch is normalised, as in the original Transformer.
+
+    x <- norm(x + f(x))
+
+Vaswani et al. 2017, arXiv:1706.03762.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from regard.core import Context, Norm, Wiring, part
+from regard.core.wiring import Branch
+
+
+class Post(Wiring):
+    """dropout: of what a branch adds."""
+
+    def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
+        super().__init__()
+        self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
+        for norm, branch in zip(self.norms, branches, strict=True):
+            stream = norm(stream + self.drop(branch(stream)), context.valid)
+        return stream

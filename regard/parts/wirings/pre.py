@@ -1,0 +1,27 @@
+"""Pre-norm: a branch sees the normalised stream, and the stream itself is left alone.
+
+    x <- x + f(norm(x))
+
+Needs a norm after the last layer. Xiong et al. 2020, arXiv:2002.04745.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from regard.core import Context, Norm, Wiring, part
+from regard.core.wiring import Branch
+
+
+class Pre(Wiring):
+    """dropout: of what a branch adds."""
+
+    def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
+        super().__init__()
+        self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
+        for norm, branch in zip(self.norms, branches, strict=True):
+            stream = stream + self.drop(branch(norm(stream, context.valid)))
+        return stream

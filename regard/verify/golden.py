@@ -1,0 +1,158 @@
+"""Golden files: weights, inputs, outputs and gradients of an original implementation, and the comparison with ours.
+
+A case builds a part from a golden's config, says which weights go where, runs it, and hands over the outputs:
+
+    def attn_dot(golden):
+        attention = Attention(...)
+        golden.load(attention, {"q.weight": lambda w: w("linear_in.weight")})
+        y = attention(golden.input("query"), ...)
+        return golden.compare({"attn_h": y})
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .laws import Finding
+
+HERE = Path(__file__).parent.parent.parent / "tests"
+
+Take = Callable[[str], Tensor]
+
+
+def folder() -> Path:
+    """Where golden files are: the folder named by REGARD_GOLDEN, else the checkout's tests/golden."""
+    return Path(os.environ.get("REGARD_GOLDEN") or HERE / "golden")
+
+
+def found(system: str) -> list[Path]:
+    return sorted(folder().glob(f"{system}-*.safetensors"))
+
+
+def cases() -> dict[str, Callable[[Golden], list[Finding]]]:
+    """The cases of the checkout's tests/parity, by system; none when regard is installed without its tests."""
+    made: dict[str, Callable[[Golden], list[Finding]]] = {}
+    for path in sorted((HERE / "parity").glob("[a-z]*.py")):
+        if path.stem.startswith("test_") or path.stem == "conftest":
+            continue
+        name = f"regard_parity_{path.stem}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        made |= sys.modules[name].CASES
+    return made
+
+
+class Golden:
+    """One golden file and what has been taken from it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.system, _, self.variant = path.stem.rpartition("-")
+        self.tensors = load_file(path)
+        self.sidecar = json.loads(path.with_suffix(".json").read_text())
+        self.config = self.sidecar["config"]
+        self.loaded: list[tuple[nn.Parameter, Callable[[Take], Tensor]]] = []
+        self.inputs: dict[str, Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def weight(self, name: str) -> Tensor:
+        """A weight, under the original's name; names that are tied to another are followed."""
+        return self.tensors["w." + self.sidecar.get("tied", {}).get(name, name)]
+
+    def output(self, name: str) -> Tensor:
+        return self.tensors["out." + name]
+
+    def extra(self, name: str) -> Tensor:
+        return self.tensors["extra." + name]
+
+    def input(self, name: str) -> Tensor:
+        """An input; if the golden holds its gradient, ours will be compared with it. Bools come back as bools."""
+        if name not in self.inputs:
+            value = self.tensors["in." + name]
+            value = value.bool() if value.dtype == torch.uint8 else value
+            if "grad.in." + name in self.tensors:
+                value = value.clone().requires_grad_()
+            self.inputs[name] = value
+        return self.inputs[name]
+
+    def load(self, module: nn.Module, names: dict[str, str | Callable[[Take], Tensor]]) -> None:
+        """Fill parameters and buffers: ours -> the original's name, or a function of the original's tensors, such as
+        lambda w: w("in_proj_weight")[:16]. The same function is applied to gradients, so it must be linear."""
+        own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        left = {n for n, _ in module.named_parameters()} - set(names)
+        if left:
+            raise KeyError(f"{self.system}: no weights for {sorted(left)}")
+        for name, source in names.items():
+            take = source if callable(source) else (lambda w, source=source: w(source))
+            value = take(self.weight)
+            if own[name].shape != value.shape:
+                raise ValueError(f"{self.system}: {name} is {tuple(own[name].shape)}, golden has {tuple(value.shape)}")
+            with torch.no_grad():
+                own[name].copy_(value)
+            if isinstance(own[name], nn.Parameter):
+                self.loaded.append((own[name], take))
+
+    def compare(self, outputs: dict[str, Tensor], gradients: bool = True) -> list[Finding]:
+        """Ours against the original's: outputs, then gradients of weights and inputs with the golden's cotangents."""
+        rounding = self.sidecar.get("f32_vs_f64_maxabs") or {}
+        worst_rounding = max((v for v in rounding.values() if v is not None), default=0.0)
+        findings = []
+        for name, ours in outputs.items():
+            want = self.output(name)
+            if want.dtype == torch.uint8 or not want.is_floating_point():
+                want, ours = want.double(), ours.double()
+            findings.append(self._finding(f"out {name}", ours, want, rounding.get(name) or 0.0))
+        if not gradients or not self.sidecar["gradients"]["have"]:
+            return findings
+        missing = [n for n in self.tensors if n.startswith("in.cot.") and n.removeprefix("in.cot.") not in outputs]
+        if missing:
+            raise KeyError(f"{self.system}: the gradient needs all outputs, and {missing} are not compared")
+        loss = sum((ours * self.tensors["in.cot." + n]).sum() for n, ours in outputs.items() if "in.cot." + n in self)
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        used: set[str] = set()
+
+        def grad(name: str) -> Tensor:
+            name = self.sidecar.get("tied", {}).get(name, name)
+            used.add(name)
+            found = self.tensors.get("grad." + name)
+            return torch.zeros_like(self.weight(name)) if found is None else found
+
+        for parameter, take in self.loaded:
+            want = take(grad)
+            ours = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            findings.append(self._finding(f"grad {' '.join(sorted(used))[-60:]}", ours, want, worst_rounding))
+        for name, value in self.inputs.items():
+            if value.requires_grad:
+                used.add("in." + name)
+                findings.append(
+                    self._finding(f"grad in.{name}", value.grad, self.tensors["grad.in." + name], worst_rounding)
+                )
+        unused = {n.removeprefix("grad.") for n in self.tensors if n.startswith("grad.")} - used
+        if unused:
+            raise KeyError(f"{self.system}: these gradients were not compared: {sorted(unused)}")
+        return findings
+
+    def _finding(self, what: str, ours: Tensor | None, want: Tensor, rounding: float) -> Finding:
+        if ours is None or ours.shape != want.shape:
+            shape = None if ours is None else tuple(ours.shape)
+            raise ValueError(f"{self.path.name} {what}: ours is {shape}, the original's {tuple(want.shape)}")
+        gap = (ours.detach() - want).abs()
+        worst = float(gap.max()) if bool(torch.isfinite(gap).all()) else float("inf")
+        scale = max(1.0, float(want.abs().max()))
+        return Finding(f"{self.system}-{self.variant} {what}", worst, max(1e-5 * scale, 10 * rounding))

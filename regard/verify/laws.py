@@ -1,0 +1,287 @@
+"""The laws, as checks that run on anything: a mixer, a recipe, a part of your own.
+
+    cuts       however a sequence is cut into steps, the output is the same, rows of a batch at different places
+    alone      a row of a padded batch gives what it gives alone
+    causal     changing the future changes nothing
+    select     choosing rows and stepping is stepping and choosing rows
+    gradients  finite, and the same through steps as through the whole
+    cost       flops and state bytes equal what is counted
+
+They run in float64, where a true equality is 1e-9 or better and a mistake of one position is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.core import Context, Memory, Mixer, Model, Score, State, select, state_bytes
+from regard.kernels import Attend
+
+LIMIT = 1e-9
+
+
+class Finding(NamedTuple):
+    """What a check saw."""
+
+    law: str
+    worst: float  # largest difference, relative to the size of what is compared where that is above 1
+    limit: float
+    detail: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return self.worst <= self.limit
+
+
+class Subject:
+    """A mixer or a model behind one face: inputs (batch, time, ...), whole, start, step."""
+
+    def __init__(self, module: Mixer | Model, source: int = 7):
+        self.module = module.double().eval()
+        self.source = source
+        self.is_model = isinstance(module, Model)
+
+    @property
+    def streams(self) -> bool:
+        stack = self.module.stack if self.is_model else self.module  # type: ignore[union-attr]
+        return stack.streams and not (self.is_model and self.module.head.pools)  # type: ignore[union-attr]
+
+    def inputs(self, batch: int, time: int) -> Tensor:
+        if self.is_model:
+            return torch.randint(self.module.vocab, (batch, time))  # type: ignore[arg-type]
+        return torch.randn(batch, time, self.module.width, dtype=torch.float64)  # type: ignore[arg-type]
+
+    def memory(self, batch: int) -> Memory | None:
+        """A ragged one, where the subject looks at one."""
+        lengths = torch.randint(1, self.source + 1, (batch,))
+        lengths[0] = self.source
+        valid = torch.arange(self.source)[None] < lengths[:, None]
+        if not self.is_model:
+            place = getattr(self.module, "memory_width", self.module.width)
+            return Memory(torch.randn(batch, self.source, place, dtype=torch.float64), valid)  # type: ignore[arg-type]
+        if self.module.encoder is None:  # type: ignore[union-attr]
+            return None
+        source = torch.randint(self.module.source_vocab, (batch, self.source))  # type: ignore[arg-type]
+        return self.module.encode(source, valid)  # type: ignore[operator,union-attr]
+
+    def whole(self, x: Tensor, valid: Tensor | None, memory: Memory | None) -> Tensor:
+        if self.is_model:
+            return self.module(x, valid=valid, memory=memory)
+        return self.module(x, Context.begin(*x.shape[:2], valid=valid, memory=memory))
+
+    def start(self, batch: int, capacity: int, memory: Memory | None) -> State:
+        if self.is_model:
+            return self.module.start(batch, capacity, memory=memory)  # type: ignore[operator,union-attr]
+        context = Context.begin(batch, 0, memory=memory)
+        return State(torch.zeros(batch, dtype=torch.long), self.module.start(context, capacity))  # type: ignore
+
+    def step(self, x: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, State]:
+        if self.is_model:
+            return self.module.step(x, state, valid)  # type: ignore[operator,union-attr]
+        context = Context.after(state.lengths, x.shape[1], valid=valid)
+        y, inner = self.module.step(x, state.layers, context)  # type: ignore[operator,union-attr]
+        return y, State(state.lengths + context.lengths, inner)
+
+
+def differ(one: Tensor, two: Tensor) -> float:
+    """The largest difference, relative where numbers are large; NaN counts as infinitely far."""
+    if one.numel() == 0:
+        return 0.0
+    gap = (one - two).abs() / two.abs().clamp(min=1)
+    return float("inf") if not bool(torch.isfinite(gap).all()) else float(gap.max())
+
+
+def rows_of(memory: Memory | None, rows: Tensor) -> Memory | None:
+    return None if memory is None else select(memory, rows)
+
+
+def ragged_steps(lengths: Tensor, most: int) -> Iterator[Tensor]:
+    """(batch,) counts of columns that each row takes in the next step, until all rows are used up."""
+    left = lengths.clone()
+    while bool((left > 0).any()):
+        widest = int(torch.randint(1, most + 1, ()))
+        taken = torch.minimum(torch.randint(0, widest + 1, left.shape), left)
+        if bool((taken > 0).any()):
+            yield taken
+            left = left - taken
+
+
+def stepwise(subject: Subject, x: Tensor, lengths: Tensor, memory: Memory | None, most: int) -> Tensor:
+    """The outputs of `x` taken in random ragged steps, laid out as in the whole; nothing where there is no input."""
+    batch, time = x.shape[:2]
+    state = subject.start(batch, time, memory)
+    pieces: list[list[Tensor]] = [[] for _ in range(batch)]
+    for taken in ragged_steps(lengths, most):
+        width = int(taken.max()) + int(torch.randint(0, 2, ()))  # at times one column that is real in no row
+        at = (state.lengths[:, None] + torch.arange(width)).clamp(max=time - 1)
+        valid = torch.arange(width)[None] < taken[:, None]
+        columns = torch.gather(x, 1, at.view(*at.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+        y, state = subject.step(columns, state, valid)
+        for row in range(batch):
+            pieces[row].append(y[row, : int(taken[row])])
+    rows = [torch.cat(row) for row in pieces]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _ragged(batch: int, time: int) -> tuple[Tensor, Tensor]:
+    lengths = torch.randint(1, time + 1, (batch,))
+    lengths[0] = time
+    return lengths, torch.arange(time)[None] < lengths[:, None]
+
+
+def cuts(subject: Subject, time: int = 23, batch: int = 4, most: int = 6) -> Finding:
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    lengths, valid = _ragged(batch, time)
+    with torch.no_grad():
+        whole = subject.whole(x, valid, memory)
+        worst = 0.0
+        for largest in (1, most, time):
+            steps = stepwise(subject, x, lengths, memory, largest)
+            worst = max(worst, differ(steps[valid], whole[valid]))
+    return Finding("cuts", worst, LIMIT, f"{batch} rows of up to {time} positions in random steps")
+
+
+def alone(subject: Subject, time: int = 13, batch: int = 4) -> Finding:
+    """Padding changes nothing, whatever stands in it."""
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    lengths, valid = _ragged(batch, time)
+    worst = 0.0
+    with torch.no_grad():
+        if not subject.is_model:
+            x = torch.where(valid[..., None], x, 1e3 * torch.randn_like(x))
+        whole = subject.whole(x, valid, memory)
+        for row, length in enumerate(lengths.tolist()):
+            one = torch.tensor([row])
+            y = subject.whole(x[one, :length], None, rows_of(memory, one))[0]
+            worst = max(worst, differ(whole[row] if y.dim() < 2 or subject_pools(subject) else whole[row, :length], y))
+    return Finding("alone", worst, LIMIT, "a padded row gives what it gives alone")
+
+
+def subject_pools(subject: Subject) -> bool:
+    return subject.is_model and bool(subject.module.head.pools)  # type: ignore[union-attr]
+
+
+def causal(subject: Subject, time: int = 13, batch: int = 2) -> Finding:
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    worst = 0.0
+    with torch.no_grad():
+        before = subject.whole(x, None, memory)
+        for cut in (1, time // 2, time - 1):
+            changed = torch.cat((x[:, :cut], subject.inputs(batch, time - cut)), 1)
+            worst = max(worst, differ(subject.whole(changed, None, memory)[:, :cut], before[:, :cut]))
+    return Finding("causal", worst, LIMIT, "changing the future changes nothing")
+
+
+def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    rows = torch.tensor([2, 0, 2, 3, 1, 1])
+    cut = time // 2
+    with torch.no_grad():
+        _, state = subject.step(x[:, :cut], subject.start(batch, time, memory), None)
+        picked, _ = subject.step(x[rows, cut:], select(state, rows), None)
+        direct = subject.whole(x[rows], None, rows_of(memory, rows))[:, cut:]
+    return Finding("select", differ(picked, direct), LIMIT, "rows chosen between steps, some twice")
+
+
+def gradients(subject: Subject, time: int = 9, batch: int = 3) -> Finding:
+    """Also through the steps, where there are any."""
+    module = subject.module
+    x = subject.inputs(batch, time)
+    lengths, valid = _ragged(batch, time)
+    cotangent: Tensor | None = None
+
+    def run(outputs: Callable[[Memory | None], Tensor]) -> list[Tensor]:
+        nonlocal cotangent
+        torch.manual_seed(7)
+        module.zero_grad()
+        y = outputs(subject.memory(batch))
+        if not subject_pools(subject):
+            y = y[valid]
+        cotangent = torch.randn_like(y) if cotangent is None else cotangent
+        (y * cotangent).sum().backward()
+        return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+
+    whole = run(lambda memory: subject.whole(x, valid, memory))
+    worst = max((0.0 if bool(torch.isfinite(g).all()) else float("inf") for g in whole), default=0.0)
+    if subject.streams:
+        steps = run(lambda memory: stepwise(subject, x, lengths, memory, 4))
+        worst = max([worst, *(differ(a, b) for a, b in zip(steps, whole, strict=True))])
+    module.zero_grad()
+    return Finding("gradients", worst, LIMIT * 10, "finite" + (", and equal through steps" if subject.streams else ""))
+
+
+def count_flops(module: nn.Module, run: Callable[[], Any]) -> float:
+    """Flops of matrix products in `run`; attention's are counted by the pairs that its pattern allows."""
+    spared = 0.0
+    before = scored = 0
+    hooks = []
+    with FlopCounterMode(display=False) as counter:
+
+        def enter(*_: Any) -> None:
+            nonlocal before
+            before = counter.get_total_flops()
+
+        def leave(*_: Any) -> None:
+            nonlocal scored
+            scored = counter.get_total_flops() - before
+
+        def attended(attend: nn.Module, _: Any, y: Tensor) -> None:
+            nonlocal spared
+            weights = latest.pop()
+            idle = 1 - float((weights > 0).sum()) / weights.numel()
+            spared += idle * (scored + 2 * weights.numel() * y.shape[-1])
+
+        latest: list[Tensor] = []
+        for part in module.modules():
+            if isinstance(part, Score):
+                hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+            elif isinstance(part, Attend):
+                part.weights.watchers.append(lambda w: latest.append(w))
+                hooks.append(part.register_forward_hook(attended))
+        run()
+    for hook in hooks:
+        hook.remove()
+    for part in module.modules():
+        if isinstance(part, Attend):
+            part.weights.watchers.clear()
+    return counter.get_total_flops() - spared
+
+
+def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
+    """Flops of a step after others, and the bytes of the state after it."""
+    module = subject.module
+    subject.source = past + length
+    x, memory = subject.inputs(1, past + length), subject.memory(1)
+    with torch.no_grad():
+        if subject.streams:
+            state = subject.start(1, past + length, memory)
+            held = state_bytes(state.layers)
+            if past:
+                _, state = subject.step(x[:, :past], state, None)
+            counted = count_flops(module, lambda: subject.step(x[:, past:], state, None))
+            said = module.cost(length, past)
+        else:
+            held, said = 0, module.cost(past + length)
+            counted = count_flops(module, lambda: subject.whole(x, None, memory))
+    worst = abs(said.flops - counted) / max(counted, 1.0)
+    if subject.streams:
+        worst = max(worst, abs(said.state - held) / max(held, 1))
+    detail = f"{said.flops} flops said, {counted:.0f} counted; {said.state} bytes said, {held} held"
+    return Finding("cost", worst, 1e-6, detail)
+
+
+def check(module: Mixer | Model, seed: int = 0) -> list[Finding]:
+    """All laws that concern it."""
+    findings = []
+    subject = Subject(module)
+    laws = [alone, gradients, costs] + ([cuts, causal, selects] if subject.streams else [])
+    for law in laws:
+        torch.manual_seed(seed)
+        findings.append(law(subject))
+        subject.source = 7
+    return findings
