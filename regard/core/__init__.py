@@ -13,11 +13,11 @@ from .position import Position
 from .recipe import build, load, restore, save
 from .score import Score
 from .stack import Layer, Stack
-from .tap import Tap, watch
+from .tap import Tap, losses, watch
 from .wiring import Place, Wiring
 
 __all__ = [
     "Context", "Cost", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm", "Pattern",
     "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring", "add_folder", "build",
-    "find", "load", "part", "restore", "save", "select", "state_bytes", "watch",
+    "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
 ]  # fmt: skip

@@ -2,26 +2,35 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake in a recipe, a file or a call. `path` says where in the recipe, outermost entry first."""
+    """A mistake in a recipe, a file or a call.
 
-    def __init__(self, message: str, path: tuple[str, ...] = ()):
+    path: where in the recipe, outermost entry first.
+    file: the recipe's file, or its name when it is one of regard's own.
+    """
+
+    def __init__(self, message: str, path: tuple[str, ...] = (), file: str = ""):
         super().__init__(message)
         self.message = message
         self.path = path
+        self.file = file
 
     def inside(self, entry: str) -> "UserError":
         """The same error, seen from one entry further out."""
-        return UserError(self.message, (entry, *self.path))
+        return UserError(self.message, (entry, *self.path), self.file)
+
+    def of(self, file: str) -> "UserError":
+        """The same error, with the file in which it is; one that names its file already is left alone."""
+        return UserError(self.message, self.path, self.file or file)
 
     def __str__(self) -> str:
         where = ""
         for entry in self.path:
-            glue = "" if not where or entry.startswith("[") else (": " if where.endswith(".toml") else ".")
-            where += glue + entry
-        return f"{where}: {self.message}" if where else self.message
+            where += entry if not where or entry.startswith("[") else "." + entry
+        return ": ".join(piece for piece in (self.file, where, self.message) if piece)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -29,5 +38,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ""
-    listing = f" (known: {', '.join(known)})" if len(known) <= 24 else ""
+    listing = f" (known: {', '.join(known)})" if 0 < len(known) <= 24 else ""
     return hint + listing
+
+
+def short(path: str | Path) -> str:
+    """A path as one would type it here: relative when it is inside the working directory."""
+    whole = Path(path).absolute()
+    return str(whole.relative_to(Path.cwd())) if whole.is_relative_to(Path.cwd()) else str(whole)
+
+
+def in_one_line(error: BaseException) -> str:
+    """What a foreign error says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] or type(error).__name__

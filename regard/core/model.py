@@ -13,7 +13,7 @@ from .errors import UserError, nearest
 from .head import Head
 from .mixer import Cost
 from .norm import Norm
-from .parts import fit, part
+from .parts import make, part
 from .pattern import Pattern
 from .position import Position
 from .stack import Stack
@@ -60,30 +60,29 @@ class Model(nn.Module):
     ):
         super().__init__()
         if kind not in KINDS:
-            raise UserError(f"model.kind '{kind}' is unknown{nearest(str(kind), KINDS)}")
+            raise UserError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
         if tie not in TIES:
-            raise UserError(f"model.tie '{tie}' is unknown{nearest(str(tie), TIES)}")
+            raise UserError(f"unknown tie '{tie}'{nearest(tie, TIES)}")
         self.kind, self.width = kind, width
-        source_vocab, target_vocab = (vocab, vocab) if isinstance(vocab, int) else vocab
-        self.vocab = target_vocab
-        self.source_vocab = source_vocab
+        self.source_vocab, self.vocab = source_vocab, target_vocab = _pair(vocab)
         inherited = {"width": width, "heads": heads, "dropout": dropout}
         own = {"depth": depth, "layer": layer, "norm": norm, "position": position, "share": share}
         tables = {side: dict(table or {}) for side, table in (("encoder", encoder), ("decoder", decoder))}
         if kind == "encoder-decoder":
-            if layer is not None:
-                raise UserError("model.layer: an encoder-decoder has model.encoder.layer and model.decoder.layer")
+            for key, value in own.items():
+                if key != "depth" and value not in (None, "none"):
+                    raise UserError(f"an encoder-decoder has encoder.{key} and decoder.{key}, one each", (key,))
             for side, table in tables.items():
                 if "layer" not in table:
-                    raise UserError(f"model.{side} needs at least one [[model.{side}.layer]]")
+                    raise UserError(f"needs at least one [[model.{side}.layer]]", (side,))
                 table.setdefault("depth", depth)
         else:
             other = "decoder" if kind == "encoder" else "encoder"
             if tables[other]:
-                raise UserError(f"model.{other}: a model of kind '{kind}' has no {other}")
+                raise UserError(f"a model of kind '{kind}' has no {other}", (other,))
             tables[kind] = {k: v for k, v in own.items() if v is not None} | tables[kind]
             if "layer" not in tables[kind]:
-                raise UserError("model needs at least one [[model.layer]]")
+                raise UserError("needs at least one [[model.layer]]")
         embeds = {side: table.pop("embed", embed) for side, table in tables.items()}
         depths = {side: table.get("depth", 0) if table else 0 for side, table in tables.items()}
 
@@ -93,23 +92,21 @@ class Model(nn.Module):
         def stack_for(side: str, memory: int | None) -> Stack:
             place = Place(side, depths["encoder"], depths["decoder"], memory)
             try:
-                return Stack(**fit(Stack, tables[side], inherited | {"place": place}, side))
+                stack = make(Stack, tables[side], inherited | {"place": place}, side)
+                if side == "decoder":
+                    stack.must_stream()
+                return stack
             except UserError as error:
-                raise (error.inside(side) if kind == "encoder-decoder" else error) from None
+                raise (error.inside(side) if kind == "encoder-decoder" else error) from error.__cause__
 
-        try:
-            self.source_embed = embed_for("encoder", source_vocab) if kind == "encoder-decoder" else None
-            self.encoder = stack_for("encoder", None) if kind == "encoder-decoder" else None
-            self.embed = embed_for("encoder" if kind == "encoder" else "decoder", target_vocab)
-            self.stack = stack_for(
-                "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
-            )
-            self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
-            self._tie(tie)
-        except UserError as error:
-            raise error.inside("model") from None
-        if kind != "encoder":
-            self._must_stream()
+        self.source_embed = embed_for("encoder", source_vocab) if kind == "encoder-decoder" else None
+        self.encoder = stack_for("encoder", None) if kind == "encoder-decoder" else None
+        self.embed = embed_for("encoder" if kind == "encoder" else "decoder", target_vocab)
+        self.stack = stack_for(
+            "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
+        )
+        self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
+        self._tie(tie)
 
     def _tie(self, tie: str) -> None:
         table = self.embed.table
@@ -121,17 +118,6 @@ class Model(nn.Module):
             self.source_embed.share(table)  # type: ignore[arg-type]
         if tie in ("target", "all"):
             self.head.share(table)  # type: ignore[arg-type]
-
-    def _must_stream(self) -> None:
-        for index, layer in enumerate(self.stack._layers):
-            for name, mixer in layer.branches.items():
-                if not mixer.streams:
-                    part_name = type(mixer).__name__.lower()
-                    why = f"pattern '{mixer.pattern}'" if hasattr(mixer, "pattern") else part_name
-                    raise UserError(
-                        f"model.layer[{index}].{name}: {why} looks ahead, and a decoder must not; "
-                        "add 'causal &' to the pattern, or choose a mixer that streams"
-                    )
 
     @property
     def limit(self) -> int | None:
@@ -187,7 +173,7 @@ class Model(nn.Module):
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
-        batch, time = tokens.shape[:2]
+        batch, time = _batch_and_time(tokens)
         if state.lengths.shape[0] != batch:
             raise UserError(f"a state of {state.lengths.shape[0]} rows cannot go on with a batch of {batch}")
         if valid is not None:
@@ -201,7 +187,7 @@ class Model(nn.Module):
     def cost(self, length: int, past: int = 0) -> Cost:
         """Of `length` positions of the decoder side (or of the encoder, when it is alone) for one sequence."""
         cost = self.stack.cost(length, past)
-        return Cost(cost.flops + self.head.flops(length), cost.state)
+        return Cost(self.embed.flops(length) + cost.flops + self.head.flops(length), cost.state)
 
     def _memory(self, source: Tensor | None, valid: Tensor | None, memory: Memory | None) -> Memory | None:
         if source is not None:
@@ -213,7 +199,7 @@ class Model(nn.Module):
     def _begin(
         self, tokens: Tensor, valid: Any, segments: Any, memory: Any, pattern: Any, limit: int | None
     ) -> Context:
-        batch, time = tokens.shape[:2]
+        batch, time = _batch_and_time(tokens)
         if valid is not None:
             check_valid(valid, batch, time)
         if limit is not None and time > limit:
@@ -232,3 +218,17 @@ def _limit(*modules: nn.Module) -> int | None:
         m.limit for module in modules for m in module.modules() if isinstance(m, Position) and m.limit is not None
     ]
     return min(limits, default=None)
+
+
+def _pair(vocab: Any) -> tuple[int, int]:
+    """Source and target vocabulary."""
+    pair = tuple(vocab) if isinstance(vocab, list | tuple) else (vocab, vocab)
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise UserError(f"vocab must be a whole number from 1 on, or a pair of them: source and target, not {vocab!r}")
+    return pair[0], pair[1]
+
+
+def _batch_and_time(tokens: Tensor) -> tuple[int, int]:
+    if tokens.dim() < 2:
+        raise UserError(f"a batch has two dimensions, rows and time, not the shape {tuple(tokens.shape)}")
+    return tokens.shape[0], tokens.shape[1]

@@ -11,15 +11,27 @@ import inspect
 import sys
 import types
 import typing
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import UserError, nearest
+from .errors import UserError, in_one_line, nearest, short
 
 T = TypeVar("T")
 
 BUILT_IN = Path(__file__).parent.parent / "parts"
+ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
+ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around
+SIZES = ("width", "depth", "heads", "kv_heads", "dim", "hidden", "vocab")
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
 added: list[Path] = []  # folders of the user's own parts
 
 
@@ -32,42 +44,61 @@ def add_folder(folder: str | Path) -> None:
         added.append(path)
 
 
+def folders(contract: type) -> list[Path]:
+    """Where parts of this kind may be, regard's own first. A folder of the user's may hold all kinds side by side."""
+    kinds: tuple[str, ...] = contract.folder  # type: ignore[attr-defined]
+    own = [BUILT_IN / name for name in kinds]
+    return own + [place for root in added for place in (*(root / name for name in kinds), root)]
+
+
 def files(contract: type) -> dict[str, Path]:
-    """The files that hold parts of this kind, by recipe name."""
+    """The files that hold parts of this kind, by recipe name; in a folder of all kinds, those that may."""
     found: dict[str, Path] = {}
-    for root in (BUILT_IN, *added):
-        folders = [root / name for name in contract.folder] + ([root] if root != BUILT_IN else [])  # type: ignore[attr-defined]
-        for folder in folders:
-            for path in sorted(folder.glob("[a-z]*.py")):
-                if found.setdefault(path.stem, path) != path and root != folder:
-                    raise UserError(f"two parts are called '{path.stem}': {found[path.stem]} and {path}; rename yours")
+    for folder in folders(contract):
+        for path in sorted(folder.glob("[a-z]*.py")):
+            found.setdefault(path.stem, path)
     return found
 
 
 def names(contract: type) -> list[str]:
     """The names that a recipe may use for this kind of part."""
     return sorted(
-        name for name, path in files(contract).items() if path.is_relative_to(BUILT_IN) or _holds(contract, path)
+        name for name, path in files(contract).items() if path.is_relative_to(BUILT_IN) or class_in(path, contract)
     )
 
 
 def find(contract: type[T], name: str) -> type[T]:
     """The class that a recipe calls `name`."""
-    known = files(contract)
-    kind = contract.__name__.lower()
-    if not isinstance(name, str) or name not in known:
-        raise UserError(f"unknown {kind} '{name}'{nearest(str(name), known)}")
-    module = _load(known[name])
-    wanted = name.replace("_", "")
-    for thing in vars(module).values():
-        if inspect.isclass(thing) and thing.__name__.lower().rstrip("_") == wanted and issubclass(thing, contract):
-            return thing
-    raise UserError(
-        f"{known[name]} should define a class {name.title().replace('_', '')} that is a {contract.__name__}"
-    )
+    return _find(contract, str(name), tuple(added))  # type: ignore[arg-type]
 
 
-@lru_cache
+@cache
+def _find(contract: Any, name: str, roots: tuple[Path, ...]) -> Any:
+    paths = [folder / f"{name}.py" for folder in dict.fromkeys(folders(contract)) if name.isidentifier()]
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise UserError(f"unknown {contract.__name__.lower()} '{name}'{nearest(name, files(contract))}")
+    path = paths[0]
+    for other in paths[1:]:
+        if other.parent not in roots or class_in(other, contract):  # a folder of all kinds may hold another kind
+            raise UserError(f"two parts are called '{name}': {short(path)} and {short(other)}; rename yours")
+    kind = class_in(path, contract)
+    if kind is None:
+        wanted = name.title().replace("_", "")
+        raise UserError(f"{short(path)} should define a class {wanted} that is a {contract.__name__}{_instead(path)}")
+    missing = [n for n in dir(kind) if getattr(getattr(kind, n, None), "__isabstractmethod__", False)]
+    if missing:
+        raise UserError(f"{short(path)}: class {kind.__name__} does not define {', '.join(missing)}")
+    return kind
+
+
+def _instead(path: Path) -> str:
+    module = _load(path)
+    own = [t.__name__ for t in vars(module).values() if inspect.isclass(t) and t.__module__ == module.__name__]
+    return f", and holds {', '.join(own)}" if own else ", and holds no class"
+
+
+@cache
 def _load(path: Path) -> types.ModuleType:
     if path.is_relative_to(BUILT_IN):
         return importlib.import_module(".".join(("regard.parts", *path.relative_to(BUILT_IN).with_suffix("").parts)))
@@ -81,20 +112,35 @@ def _load(path: Path) -> types.ModuleType:
         spec.loader.exec_module(module)
     except UserError:
         raise
-    except Exception as error:  # whatever a user's file may do when it is run
+    except (Exception, SystemExit) as error:  # whatever a user's file may do when it is run
         del sys.modules[name]
-        line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(path)), None)
-        where = f"{path}, line {line}" if line else str(path)
-        raise UserError(f"{where} does not load: {type(error).__name__}: {error}") from error
+        raise UserError(f"{_where(path, error)} does not load: {type(error).__name__}: {in_one_line(error)}") from error
     return module
 
 
-def _holds(contract: type, path: Path) -> bool:
+def _where(path: Path, error: BaseException) -> str:
+    """The file, and the line in it at which an error arose."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    at = error.__traceback__
+    while at is not None:
+        line = at.tb_lineno if at.tb_frame.f_code.co_filename == str(path) else line
+        at = at.tb_next
+    return f"{short(path)}, line {line}" if line else short(path)
+
+
+def class_in(path: Path, contract: type[T]) -> type[T] | None:
+    """The part of this kind that a file holds under its own name, if it does."""
     wanted = path.stem.replace("_", "")
-    return any(
-        inspect.isclass(thing) and thing.__name__.lower().rstrip("_") == wanted and issubclass(thing, contract)
-        for thing in vars(_load(path)).values()
-    )
+    for thing in vars(_load(path)).values():
+        if inspect.isclass(thing) and thing.__name__.lower().rstrip("_") == wanted and issubclass(thing, contract):
+            return thing
+    return None
+
+
+def name_of(thing: object) -> str:
+    """What a recipe calls the part that this is, or this class is."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    return Path(inspect.getfile(kind)).stem
 
 
 def part(contract: type[T], spec: Any, **inherited: Any) -> T:
@@ -115,63 +161,87 @@ def part(contract: type[T], spec: Any, **inherited: Any) -> T:
         if "part" not in spec:
             raise UserError(f"which {slot}? The table needs 'part = ...'{nearest('', files(contract))}")
         given = {key: value for key, value in spec.items() if key != "part"}
-        kind = find(contract, spec["part"])
-        return kind(**fit(kind, given, inherited, spec["part"]))
+        return make(find(contract, spec["part"]), given, inherited, spec["part"])
     except UserError as error:
-        raise error.inside(slot) from None
+        raise error.inside(slot) from error.__cause__
+
+
+def make(kind: type[T], given: dict[str, Any], inherited: dict[str, Any], name: str) -> T:
+    """An instance from a table of arguments. Whatever its constructor chokes on is told in a sentence."""
+    for key in ENCLOSING:
+        if key in given and key in inherited and given[key] != inherited[key]:
+            raise UserError(
+                f"{name}.{key} is {inherited[key]} here, from what stands around it, and cannot be {given[key]!r}"
+            )
+    arguments = fit(kind, given, inherited, name)
+    try:
+        return kind(**arguments)
+    except UserError:
+        raise
+    except Exception as error:  # from inside torch, or from a user's own part
+        told = ", ".join(f"{key} = {value!r}" for key, value in given.items())
+        path = Path(inspect.getfile(kind))
+        where = "" if path.is_relative_to(BUILT_IN.parent) else f" ({_where(path, error)})"
+        raise UserError(
+            f"{name} cannot be made{' with ' * bool(told)}{told}: {type(error).__name__}: {in_one_line(error)}{where}"
+        ) from error
 
 
 def fit(kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str | None = None) -> dict[str, Any]:
     """The arguments for a constructor, checked against its signature."""
-    name = name or kind.__name__.lower()
-    wanted = {
-        k: p for k, p in inspect.signature(kind).parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }
+    name = name or name_of(kind)
+    wanted = _parameters(kind)
+    open_to_all = [key for key in wanted if key not in ASSEMBLED]
     for key in given:
-        if key not in wanted:
-            raise UserError(f"{name} has no '{key}'{nearest(key, wanted)}")
+        if key not in open_to_all:
+            raise UserError(f"{name} has no '{key}'{nearest(str(key), open_to_all)}")
     hints = _hints(kind)
     arguments = {key: value for key, value in inherited.items() if key in wanted} | given
     for key, parameter in wanted.items():
         if key in arguments:
-            _check_type(name, key, arguments[key], hints.get(key))
+            _check(f"{name}.{key}", key, arguments[key], hints.get(key))
         elif parameter.default is parameter.empty:
-            raise UserError(f"{name} needs '{key}'{_kind_of(hints.get(key))}")
+            words = _words(hints.get(key))
+            raise UserError(f"{name} needs '{key}'{f', {words}' if words else ''}")
     return arguments
 
 
-@lru_cache
+@cache
+def _parameters(kind: type) -> dict[str, inspect.Parameter]:
+    every = inspect.signature(kind).parameters
+    return {key: p for key, p in every.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+@cache
 def _hints(kind: type) -> dict[str, Any]:
     target = kind if hasattr(kind, "__dataclass_fields__") else kind.__init__  # type: ignore[misc]
-    return typing.get_type_hints(target)
+    try:
+        return typing.get_type_hints(target)
+    except NameError:  # a user's part may import names for its type checker alone
+        return {}
 
 
 def _kinds(hint: Any) -> tuple:
-    return (
-        typing.get_args(hint)
-        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-        else (hint,)
+    kinds = (
+        typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else ()
     )
+    return tuple(typing.get_origin(kind) or kind for kind in kinds or (hint,))
 
 
-def _kind_of(hint: Any) -> str:
-    plain = [kind.__name__ for kind in _kinds(hint) if kind in (int, float, str, bool)]
-    return f" ({' or '.join(plain)})" if plain else ""
+def _words(hint: Any) -> str:
+    return " or ".join(WORDS[kind] for kind in _kinds(hint) if kind in WORDS)
 
 
-def _check_type(name: str, key: str, value: Any, hint: Any) -> None:
-    """Numbers, words and switches are told apart; anything richer is the constructor's to check."""
+def _check(where: str, key: str, value: Any, hint: Any) -> None:
+    """Numbers, words, switches, tables and lists are told apart; anything richer is the constructor's to check."""
     kinds = _kinds(hint)
-    if hint is None or not all(kind in (int, float, str, bool, type(None)) for kind in kinds):
+    if hint is None or not all(kind in WORDS or kind is type(None) for kind in kinds):
         return
-    right = (
-        (value is None and type(None) in kinds)
-        or (isinstance(value, bool) and bool in kinds)
-        or (isinstance(value, int) and not isinstance(value, bool) and (int in kinds or float in kinds))
-        or (isinstance(value, float) and float in kinds)
-        or (isinstance(value, str) and str in kinds)
-    )
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    right = bool in kinds if isinstance(value, bool) else isinstance(value, kinds) or (whole and float in kinds)
     if not right:
-        raise UserError(
-            f"{name}.{key} must be{_kind_of(hint)}, not {value!r}".replace("be (", "be ").replace("),", ",")
-        )
+        raise UserError(f"{where} must be {_words(hint)}, not {value!r}")
+    if key in SIZES and whole and value < 1:
+        raise UserError(f"{where} must be at least 1, not {value}")
+    if (key == "dropout" or key.endswith("_dropout")) and not 0 <= value < 1:
+        raise UserError(f"{where} must be at least 0 and below 1, not {value}")

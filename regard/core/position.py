@@ -1,8 +1,12 @@
 """The contract of what tells a model where things are. A position overrides the one place where it acts."""
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+
+from .errors import UserError
 
 
 class Position(nn.Module):
@@ -10,12 +14,14 @@ class Position(nn.Module):
 
     limit:    the longest sequence that it knows, None when there is none.
     relative: only differences of positions matter to the scores; the laws then shift everything and compare.
+    asks:     its bias depends on the query, so it needs a score that is a dot product.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("positions",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     limit: int | None = None
     relative: bool = False
+    asks: bool = False
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
         """On token vectors: x (batch, time, width), at (batch or 1, time)."""
@@ -29,19 +35,59 @@ class Position(nn.Module):
         """On keys, before they are cached: k (batch, kv_heads, time, dim), at (batch or 1, time)."""
         return k
 
+    def probe(self, q: Tensor) -> Tensor:
+        """The query that `bias` compares with places, where it `asks`: q (batch, heads, time, dim), the plain one."""
+        return q
+
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor | None:
-        """On scores: query_at (batch or 1, 1, n, 1), key_at (batch or 1, 1, 1, m), q (batch, heads, n, dim) as it
-        was before `query` and unscaled. Returns what broadcasts to (batch, heads, n, m)."""
+        """On scores: query_at (batch or 1, 1, n, 1), key_at (batch or 1, 1, 1, m) with -1 for keys that are not real.
+        Returns what broadcasts to (batch, heads, n, m), in the dtype of q.
+
+        Where it `asks`, q (batch, heads, n, dim) is what the score's own `query` made of `probe`: scaled already, as
+        the query of the dot product is, so that a part multiplies by its vectors and never by a scale of its own.
+        Else q says nothing but the dtype."""
         return None
 
     def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor | None:
         """On what is read: weights (batch, heads, n, m) -> an addition to the output (batch, heads, n, dim)."""
         return None
 
-    def flops(self, length: int, looks: float) -> int:
-        """Of matrix products that it adds, for all heads of one sequence: `length` queries, `looks` pairs per head."""
+    def flops(self, queries: int, keys: int, looks: float) -> int:
+        """Of matrix products that it adds, for all heads of one sequence: so many new queries among so many keys,
+        `looks` pairs of them per head."""
         return 0
 
     def acts(self, place: str) -> bool:
         """Whether this part does anything at `place`: embed, query, key, bias or read."""
         return getattr(type(self), place) is not getattr(Position, place)
+
+
+@lru_cache(maxsize=1024)
+def constant(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """(numbers,) on a device, in double where the device knows it. Unlike a buffer, it survives whatever dtype a model
+    is cast to."""
+    with torch.inference_mode(False):  # it will be met again in training
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def speeds(dim: int, base: float) -> tuple[float, ...]:
+    """How fast each pair of channels turns, in radians per place: base^(-2i/dim)."""
+    if base <= 1:
+        raise UserError(f"base must be above 1, not {base}")
+    return tuple(base ** (-2 * i / dim) for i in range(dim // 2))
+
+
+def angles(at: Tensor, rates: tuple[float, ...]) -> Tensor:
+    """(..., rates) for places (...), in double: far places keep their fraction of a turn."""
+    return at[..., None] * constant(rates, at.device)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """x (..., dim) with each pair of channels turned by an angle (..., dim/2): pairs are neighbours when "interleaved",
+    and i with i + dim/2 when in "halves"."""
+    if layout == "halves":
+        one, two = x.chunk(2, -1)
+        return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+    one, two = x[..., 0::2], x[..., 1::2]
+    return torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)

@@ -12,9 +12,9 @@ import tomli_w
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
-from .errors import UserError, nearest
+from .errors import UserError, in_one_line, nearest, short
 from .model import Model
-from .parts import fit
+from .parts import fit, make
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
@@ -31,40 +31,69 @@ def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple
     """A recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
     path = _find(name)
     try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}") from None
-    try:
-        for key in recipe:
-            if key not in SECTIONS:
-                raise UserError(f"unknown entry '{key}'{nearest(key, SECTIONS)}")
-        if not isinstance(recipe.get("model"), dict):
-            raise UserError("a recipe needs a [model]")
-        sizes = recipe.pop("size", {})
-        if size is not None:
-            if size not in sizes:
-                raise UserError(f"unknown size '{size}'{nearest(size, sizes)}")
-            merge(recipe, sizes[size])
-        for text in overrides:
-            override(recipe, text)
+        return choose(_read(path), size, overrides)
     except UserError as error:
-        raise error.inside(str(path)) from None
+        raise error.of(called(path)) from None
+
+
+def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """A copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
+    recipe = copy.deepcopy(recipe)
+    for key in recipe:
+        if key not in SECTIONS:
+            raise UserError(f"unknown entry '{key}'{nearest(str(key), SECTIONS)}")
+    if not isinstance(recipe.get("model"), dict):
+        raise UserError("a recipe needs a [model]")
+    known = recipe.pop("size", {})
+    if not isinstance(known, dict) or not all(isinstance(table, dict) for table in known.values()):
+        raise UserError("holds tables, such as [size.tiny.model]", ("size",))
+    if size is not None:
+        if size not in known:
+            raise UserError(
+                f"unknown size '{size}'{nearest(size, known)}" if known else f"has no sizes, so no '{size}'"
+            )
+        try:
+            merge(recipe, known[size])
+        except UserError as error:
+            raise error.inside(size).inside("size") from None
+    for text in overrides:
+        override(recipe, text)
     return recipe
 
 
 def sizes(name: str | Path) -> list[str]:
-    return list(tomllib.loads(_find(name).read_text(encoding="utf-8")).get("size", {}))
+    """The names of a recipe's sizes."""
+    known = _read(_find(name)).get("size", {})
+    return list(known) if isinstance(known, dict) else []
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", file=called(path)) from None
+
+
+def called(name: str | Path) -> str:
+    """How messages call a recipe: by its name when it is regard's, else by its file."""
+    path = Path(name)
+    own = path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
+    return path.stem if own else short(path)
 
 
 def _find(name: str | Path) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or os.sep in str(name):
         if not path.is_file():
-            raise UserError(f"there is no recipe file '{name}'")
+            near = nearest(path.name, (p.name for p in path.parent.glob("*.toml")))
+            raise UserError(f"there is no recipe file '{name}'{near}")
         return path
     built_in = FOLDER / f"{name}.toml"
     if not built_in.is_file():
-        raise UserError(f"unknown recipe '{name}'{nearest(str(name), names())}")
+        beside = f"; for a file, say './{name}.toml'" if Path(f"{name}.toml").is_file() else ""
+        raise UserError(f"unknown recipe '{name}'{beside or nearest(str(name), names())}")
     return built_in
 
 
@@ -74,9 +103,11 @@ def merge(base: dict, over: dict) -> None:
     for key, value in over.items():
         old = base.get(key)
         if isinstance(old, list) and isinstance(value, dict):
-            entries = {int(_index(old, index, f"{key}.{index}")): change for index, change in value.items()}
-            for index, change in entries.items():
-                merge(old[index], change)
+            for index, change in value.items():
+                entry = old[_index(old, index, key)]
+                if not isinstance(entry, dict) or not isinstance(change, dict):
+                    raise UserError(f"'{key}.{index}' is not a table in both the recipe and the size")
+                merge(entry, change)
         elif (
             isinstance(value, dict) and isinstance(old, dict) and value.get("part", old.get("part")) == old.get("part")
         ):
@@ -90,47 +121,50 @@ def merge(base: dict, over: dict) -> None:
 def override(recipe: Recipe, text: str) -> None:
     """'model.layer.0.mixer.heads=2': the value is read as TOML, and as plain words when that fails."""
     path, equals, written = text.partition("=")
-    keys = path.strip().split(".")
+    keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
         raise UserError(f"override '{text}' should look like model.width=256")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = written.strip()
+    allowed = [key for key in SECTIONS if key != "size"]
+    if keys[0] not in allowed:
+        raise UserError(f"override '{text}': no entry '{keys[0]}'{nearest(keys[0], allowed)}")
     here: Any = recipe
-    for depth, key in enumerate(keys[:-1]):
-        here = _enter(here, key, text, ".".join(keys[: depth + 1]), create=depth > 0)
-    last = keys[-1]
-    if isinstance(here, list):
-        index = _index(here, last, text)
-        here[index] = value
-    elif isinstance(here, dict):
-        if len(keys) == 1 and last not in SECTIONS:
-            raise UserError(f"override '{text}': no entry '{last}'{nearest(last, SECTIONS)}")
-        if isinstance(value, str) and isinstance(here.get(last), dict) and "part" in here[last]:
-            value = {"part": value} if here[last]["part"] != value else here[last]
-        here[last] = value
-    else:
-        raise UserError(f"override '{text}': '{'.'.join(keys[:-1])}' is not a table")
+    try:
+        for key in keys[:-1]:
+            here = _enter(here, key)
+        _set(here, keys[-1], value)
+    except UserError as error:
+        raise UserError(f"override '{text}': {error.message}") from None
 
 
-def _enter(here: Any, key: str, text: str, path: str, create: bool) -> Any:
+def _enter(here: Any, key: str) -> Any:
+    """The table or list at `key`; made where it is missing, and a part's name becomes a table of that part."""
     if isinstance(here, list):
-        return here[_index(here, key, text)]
+        return here[_index(here, key, "the list")]
     if not isinstance(here, dict):
-        raise UserError(f"override '{text}': '{path}' is not a table")
-    if key not in here:
-        if not create and key not in SECTIONS:
-            raise UserError(f"override '{text}': no entry '{key}'{nearest(key, here)}")
-        here[key] = {}
-    elif isinstance(here[key], str) and path != "model":
+        raise UserError(f"there is no '{key}' inside {here!r}")
+    if isinstance(here.get(key), str):
         here[key] = {"part": here[key]}
-    return here[key]
+    return here.setdefault(key, {})
 
 
-def _index(here: list, key: str, text: str) -> int:
-    if not key.isdigit() or int(key) >= len(here):
-        raise UserError(f"override '{text}': there are {len(here)} entries, counted from 0, so '{key}' is none of them")
+def _set(here: Any, key: str, value: Any) -> None:
+    if isinstance(here, list):
+        here[_index(here, key, "the list")] = value
+    elif not isinstance(here, dict):
+        raise UserError(f"there is no '{key}' inside {here!r}")
+    elif isinstance(value, str) and isinstance(here.get(key), dict) and "part" in here[key]:
+        here[key] = {"part": value} if here[key]["part"] != value else here[key]
+    else:
+        here[key] = value
+
+
+def _index(here: list, key: str, what: str) -> int:
+    if not (key.isascii() and key.isdigit()) or int(key) >= len(here):
+        raise UserError(f"{what} has {len(here)} entries, counted from 0, and '{key}' is none of them")
     return int(key)
 
 
@@ -141,20 +175,26 @@ def build(
     overrides: list[str] | tuple[str, ...] = (),
 ) -> Model:
     """A plain nn.Module from a recipe. `model.recipe` says exactly what was built."""
-    made = load(recipe, size, overrides) if not isinstance(recipe, dict) else copy.deepcopy(recipe)
-    for text in overrides if isinstance(recipe, dict) else ():
-        override(made, text)
+    made = choose(recipe, size, overrides) if isinstance(recipe, dict) else load(recipe, size, overrides)
     if vocab is not None:
-        made["vocab"] = vocab if isinstance(vocab, int) else list(vocab)
+        made["vocab"] = list(vocab) if isinstance(vocab, tuple) else vocab
     try:
         if "vocab" not in made:
             raise UserError("which vocabulary size? Give vocab=...")
-        model = Model(**fit(Model, made["model"], {"vocab": made["vocab"]}, "model"))
+        model = _assemble(made)
     except UserError as error:
-        where = str(_find(recipe)) if not isinstance(recipe, dict) else ""
-        raise (error.inside(where) if where else error) from None
+        raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
     return model
+
+
+def _assemble(recipe: Recipe) -> Model:
+    inherited = {"vocab": recipe["vocab"]}
+    fit(Model, recipe["model"], inherited, "model")  # what it refuses names [model] by itself
+    try:
+        return make(Model, recipe["model"], inherited, "model")
+    except UserError as error:
+        raise error.inside("model") from error.__cause__
 
 
 def save(model: Model, folder: str | Path) -> None:
@@ -174,11 +214,11 @@ def restore(folder: str | Path, device: str = "cpu") -> Model:
     folder = Path(folder)
     for name in ("recipe.toml", "model.safetensors"):
         if not (folder / name).is_file():
-            raise UserError(f"{folder} holds no {name}, so there is no model to load")
-    model = build(load(folder / "recipe.toml"))
+            raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
+    model = build(folder / "recipe.toml")
+    weights = folder / "model.safetensors"
     try:
-        load_model(model, str(folder / "model.safetensors"), device=device)
+        load_model(model, str(weights), device=device)
     except (SafetensorError, RuntimeError) as error:
-        first = str(error).strip().splitlines()
-        raise UserError(f"{folder / 'model.safetensors'} does not fit its recipe: {' '.join(first)[:300]}") from None
+        raise UserError(f"does not fit its recipe: {in_one_line(error)}", file=short(weights)) from None
     return model.to(device)

@@ -7,10 +7,14 @@ from torch import Tensor, nn
 
 class Score(nn.Module):
     """Most scores are a dot product after something is done to the query and the key alone; those override
-    `query` and `key` and run on every kernel. The others override `forward` and run on the reference kernel."""
+    `query` and `key` and run on every kernel. The others override `forward` and run on the reference kernel.
+
+    cached: channels of a key as `key` leaves it, and so in a cache; None: those of a head.
+    """
 
     folder: ClassVar[tuple[str, ...]] = ("scores",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    cached: int | None = None
 
     def query(self, q: Tensor) -> Tensor:
         """q (batch, heads, n, dim)"""
@@ -21,12 +25,13 @@ class Score(nn.Module):
         return k
 
     def forward(self, q: Tensor, k: Tensor, key_at: Tensor) -> Tensor:
-        """q (batch, heads, n, dim), k (batch, heads, m, dim), key_at (batch or 1, m) -> (batch, heads, n, m)"""
+        """q and k (batch, heads, n or m, channels) as `query` and `key` left them, k repeated for the heads that share
+        it, key_at (batch or 1, m) with -1 for keys that are not real -> (batch, heads, n, m)"""
         return q @ k.mT
 
     def flops(self, queries: int, keys: int, looks: float) -> int:
-        """Of matrix products beyond the dot product itself, for all heads of one sequence: so many new queries (and,
-        unless they are cached, as many new keys) among so many keys, `looks` pairs of them per head."""
+        """Of matrix products beyond the dot product over a head's channels, for all heads of one sequence: so many new
+        queries, so many new keys (none when all are cached), `looks` pairs per head."""
         return 0
 
     @property

@@ -12,7 +12,7 @@ from .context import Context
 from .errors import UserError
 from .mixer import Cost, Mixer
 from .norm import Norm
-from .parts import part
+from .parts import name_of, part
 from .position import Position
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
@@ -119,15 +119,38 @@ class Stack(nn.Module):
             try:
                 made.append(_layer(kinds[kind], width, inherited))
             except UserError as error:
-                raise error.inside(f"[{kind}]").inside("layer") from None
-            width = made[-1].mixers[-1].out_width if not made[-1].wiring.residual else width
+                raise error.inside(f"[{kind}]").inside("layer") from error.__cause__
+            after = made[-1].mixers[-1].out_width if not made[-1].wiring.residual else width
+            if share == "layers" and after != width and depth > 1:
+                raise UserError(f"a layer that turns width {width} into {after} cannot be shared", ("share",))
+            width = after
+        wirings = {type(layer.wiring): name_of(layer.wiring) for layer in made}
+        if len(wirings) > 1 and any(wiring.lanes > 1 for wiring in wirings):
+            found = ", ".join(f"'{name}'" for name in sorted(wirings.values()))
+            raise UserError(f"a wiring with two streams needs the whole stack, and here are {found}", ("layer",))
         self.layers = nn.ModuleList(made)
-        self.width = width
+        self.kinds = len(kinds)
+        self.width = width = made[0].wiring.out_width(width)
+        if position != "none" and not any(m is self.position for m in self.layers.modules()):
+            raise UserError("no branch takes it: say position = 'shared' in the mixers that should", ("position",))
         self.norm = part(Norm, norm, width=width)
 
     @property
     def streams(self) -> bool:
         return all(mixer.streams for layer in self._layers for mixer in layer.mixers)
+
+    def must_stream(self) -> None:
+        """Refuse, by name, a branch that looks ahead."""
+        for index, layer in enumerate(self._layers):
+            for name, mixer in layer.branches.items():
+                if not mixer.streams:
+                    pattern = getattr(mixer, "pattern", None)
+                    why = f"pattern '{pattern}'" if pattern is not None else f"mixer '{name_of(mixer)}'"
+                    raise UserError(
+                        f"{why} looks ahead, and a decoder must not: add 'causal &' to the pattern, or choose a mixer "
+                        "that streams",
+                        ("layer", f"[{index % self.kinds}]", name),
+                    )
 
     @property
     def _layers(self) -> Sequence[Layer]:
@@ -182,8 +205,12 @@ def _layer(table: Any, width: int, inherited: dict[str, Any]) -> Layer:
         try:
             mixer = part(Mixer, spec, width=stream, **inherited)
         except UserError as error:
-            raise UserError(error.message, (name, *error.path[1:])) from None
+            raise UserError(error.message, (name, *error.path[1:])) from error.__cause__
         if mixer.out_width != stream and wiring.residual:
-            raise UserError(f"{name} turns width {stream} into {mixer.out_width}: only wiring 'plain' allows that")
+            raise UserError(
+                f"turns width {stream} into {mixer.out_width}, which only wiring 'plain' allows, not "
+                f"'{name_of(wiring)}'",
+                (name,),
+            )
         branches[name], stream = mixer, mixer.out_width
     return Layer(branches, wiring)

@@ -51,3 +51,20 @@ def watch(
     finally:
         for tap, watcher in added:
             tap.watchers.remove(watcher)
+
+
+@contextmanager
+def losses(model: nn.Module) -> Iterator[Callable[[], Tensor | float]]:
+    """What a model asks to be added to the loss: the sum of all that passes its taps named `loss`, 0 when nothing does.
+
+    with losses(model) as more:
+        scores = model(tokens)
+    (cross_entropy(scores, target) + more()).backward()
+    """
+    with watch(model, "loss") as own, watch(model, "*.loss") as inner:
+
+        def total() -> Tensor | float:
+            passed = [x for seen in (own, inner) for one in seen.values() for x in one]
+            return sum(passed[1:], start=passed[0]) if passed else 0.0
+
+        yield total

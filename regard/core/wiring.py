@@ -1,6 +1,6 @@
 """The contract of how a layer's branches join the stream: pre-norm, post-norm, parallel, reversible."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -31,22 +31,29 @@ class LayerLike(Protocol):
 
     wiring: "Wiring"
 
+    @property
+    def mixers(self) -> list[Mixer]: ...
+
     def __call__(self, stream: Stream, context: Context) -> Stream: ...
 
-    def calls(self, context: Context) -> list[Branch]: ...
-
-    def parameters(self) -> Any: ...
+    def modules(self) -> Iterator[nn.Module]: ...
 
 
 class Wiring(nn.Module):
     """Joins `branches` mixers to the stream of one layer.
 
     residual: branches must keep the width, since they are added to the stream.
+    lanes:    tensors in the stream; where there are two, the stream is a tuple. The same for all layers of a stack.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("wirings",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     residual: bool = True
+    lanes: int = 1
+
+    def out_width(self, width: int) -> int:
+        """Channels that leave a stack whose layers have `width`; the stack's norm has as many."""
+        return width
 
     def enter(self, x: Tensor) -> Stream:
         """The stream before the first layer."""
@@ -60,7 +67,8 @@ class Wiring(nn.Module):
         return norm(stream, context.valid)
 
     def prepare(self, mixer: Mixer) -> None:
-        """Once, at birth: scale a branch's weights, or add to it."""
+        """Once, at birth: scale a branch's weights (`value_path`), or fill its slot `norm`, which stands before its
+        last map `out`."""
 
     @classmethod
     def chain(cls, layers: Sequence[LayerLike], stream: Stream, context: Context) -> Stream:

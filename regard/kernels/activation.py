@@ -10,16 +10,32 @@ from torch import Tensor
 from regard.core import UserError
 from regard.core.errors import nearest
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """So et al. 2021, "Primer", arXiv:2109.08668."""
+    return F.relu(x).square()
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """Hendrycks & Gimpel 2016, arXiv:1606.08415: the sigmoid form."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+# Named functions, so that a model can be pickled.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
+    "relu_squared": relu_squared,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_quick": gelu_quick,
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
-    "identity": lambda x: x,
+    "identity": identity,
 }
 
 

@@ -36,7 +36,7 @@ class Attend(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, see: See, score: Score, position: Position, plain: Tensor | None = None
     ) -> Tensor:
-        """q and k are as `score` and `position` left them; `plain` is q before that, for biases that look at it."""
+        """q and k are as `score` and `position` left them; `plain` is the query for biases that ask."""
         drop = self.dropout if self.training else 0.0
         kernel = self.choose(q, k, see, score, position, drop)
         plain = q if plain is None else plain
@@ -50,8 +50,8 @@ class Attend(nn.Module):
         weights need the explicit weights, whatever was asked for."""
         if self.weights.watched or not score.is_dot or position.acts("read"):
             return "reference"
-        if self.kernel == "blocks" and not blocks.can(see, drop):
+        if self.kernel == "blocks" and not blocks.can(see):
             return "sdpa"  # small steps and odd places
         if self.kernel != "auto":
             return self.kernel
-        return "blocks" if blocks.pays(q, see, drop) else "sdpa"
+        return "blocks" if blocks.pays(q, see, position, drop) else "sdpa"

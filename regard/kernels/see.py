@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from regard.core import Pattern
+from regard.core.pattern import cycle
 
 
 class See(NamedTuple):
@@ -36,5 +37,4 @@ class See(NamedTuple):
         allowed = self.pattern.allows(query_at, key_at)
         if self.holes:
             allowed = allowed & (key_at >= 0)
-        own = allowed.shape[-3]
-        return allowed if own in (1, heads) else allowed.repeat(1, heads // own, 1, 1)
+        return cycle(allowed, heads)

@@ -189,22 +189,24 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
 
 
 def gradients(subject: Subject, time: int = 9, batch: int = 3) -> Finding:
-    """Also through the steps, where there are any."""
+    """Of parameters and of a mixer's input. Also through the steps, where there are any."""
     module = subject.module
     x = subject.inputs(batch, time)
+    leaves = [*module.parameters()] if subject.is_model else [x.requires_grad_(), *module.parameters()]
     lengths, valid = _ragged(batch, time)
     cotangent: Tensor | None = None
 
     def run(outputs: Callable[[Memory | None], Tensor]) -> list[Tensor]:
         nonlocal cotangent
         torch.manual_seed(7)
-        module.zero_grad()
+        for leaf in leaves:
+            leaf.grad = None
         y = outputs(subject.memory(batch))
         if not subject_pools(subject):
             y = y[valid]
         cotangent = torch.randn_like(y) if cotangent is None else cotangent
         (y * cotangent).sum().backward()
-        return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+        return [leaf.grad.clone() if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
 
     whole = run(lambda memory: subject.whole(x, valid, memory))
     worst = max((0.0 if bool(torch.isfinite(g).all()) else float("inf") for g in whole), default=0.0)
@@ -256,8 +258,9 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
     """Flops of a step after others, and the bytes of the state after it."""
     module = subject.module
     subject.source = past + length
-    x, memory = subject.inputs(1, past + length), subject.memory(1)
+    x = subject.inputs(1, past + length)
     with torch.no_grad():
+        memory = subject.memory(1)
         if subject.streams:
             state = subject.start(1, past + length, memory)
             held = state_bytes(state.layers)
@@ -275,12 +278,16 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
     return Finding("cost", worst, 1e-6, detail)
 
 
+def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
+    """The laws that concern it, by name."""
+    stepping = {"cuts": cuts, "causal": causal, "select": selects} if subject.streams else {}
+    return {**stepping, "alone": alone, "gradients": gradients, "cost": costs}
+
+
 def check(module: Mixer | Model, seed: int = 0) -> list[Finding]:
     """All laws that concern it."""
-    findings = []
-    subject = Subject(module)
-    laws = [alone, gradients, costs] + ([cuts, causal, selects] if subject.streams else [])
-    for law in laws:
+    subject, findings = Subject(module), []
+    for law in concerning(subject).values():
         torch.manual_seed(seed)
         findings.append(law(subject))
         subject.source = 7

@@ -1,20 +1,28 @@
-"""A vector per token, scaled by the root of the width as in the original Transformer, and its place added."""
+"""A vector per token, scaled by the root of the width as in the original Transformer, and its place added.
+
+    x = sqrt(width) E[token] + p        with factors: x = W (sqrt(dim) E[token] + p) + b
+
+Vaswani et al. 2017, arXiv:1706.03762. A narrow table and a map to the width: Lan et al. 2020, "ALBERT",
+arXiv:1909.11942.
+"""
 
 import math
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from regard.core import Context, Embed, Norm, Position, UserError, part
+from regard.core import Context, Embed, Norm, Position
+from regard.core.embed import look_up, new_table
 
 
 class Tokens(Embed):
     """scale:  multiply by sqrt(width), so that a table tied to the output is right for both.
     position:  added to the vectors: sinusoidal, learned, ...
     norm:      after that.
+    dim:       channels of the table, mapped to the width last (ALBERT); None: the width itself.
     """
 
-    examples = ({}, {"scale": False, "position": "sinusoidal", "norm": "layer"})
+    examples = ({}, {"scale": False, "position": "sinusoidal", "norm": "layer"}, {"dim": 10, "norm": "layer"})
 
     def __init__(
         self,
@@ -24,21 +32,15 @@ class Tokens(Embed):
         position: Position | str | dict = "none",
         norm: Norm | str | dict = "none",
         dropout: float = 0.0,
+        dim: int | None = None,
     ):
-        super().__init__()
+        super().__init__(width, position, norm, dropout, dim)
         self.vocab = vocab
-        self.scale = math.sqrt(width) if scale else 1.0
-        self.table = nn.Parameter(nn.init.normal_(nn.Embedding(vocab, width).weight.detach(), std=width**-0.5))
-        self.position = part(Position, position, width=width)
-        if any(self.position.acts(place) for place in ("query", "key", "bias", "read")):
-            raise UserError(f"position '{type(self.position).__name__.lower()}' acts in attention: name it there")
-        self.norm = part(Norm, norm, width=width)
-        self.drop = nn.Dropout(dropout)
+        self.scale = math.sqrt(self.dim) if scale else 1.0
+        self.table = new_table(vocab, self.dim)
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        x = F.embedding(tokens, self.table) * self.scale
-        at = context.positions[:1] if context.fresh else context.positions
-        return self.drop(self.norm(self.position.embed(x, at), context.valid))
+        return self.place(look_up(self.table, tokens, "tokens") * self.scale, context)
 
-    def share(self, table: nn.Parameter) -> None:
-        self.table = table
+    def draw(self, batch: int, time: int) -> Tensor:
+        return torch.randint(self.vocab, (batch, time))

@@ -31,7 +31,8 @@ class Mlp(Pointwise):
         hidden_dropout: float = 0.0,
     ):
         super().__init__()
-        self.width, hidden = width, hidden or 4 * width
+        hidden = 4 * width if hidden is None else hidden
+        self.width = width
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.bend = bend(activation)
         self.norm = part(Norm, norm, width=hidden)

@@ -1,26 +1,64 @@
 """A score for every token of the vocabulary, by a matrix of its own or by the embedding's.
 
-Tied: Press & Wolf 2017, arXiv:1608.05859.
+    scores = scale E x + b       with a softcap c: c tanh(scores / c)       with hidden: x <- norm(act(W x + a)) first
+
+Tied: Press & Wolf 2017, arXiv:1608.05859. A layer before: Devlin et al. 2019, "BERT", arXiv:1810.04805. Softcap:
+Gemma Team 2024, "Gemma 2", arXiv:2408.00118.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Context, Head, UserError
+from regard.core import Context, Head, Norm, UserError, part
+from regard.core.embed import new_table
+from regard.kernels.activation import activation as bend
 
 
 class Vocabulary(Head):
-    """bias: one number per token, added."""
+    """bias:    one number per token, added.
+    hidden:     a map to so many channels, a bend and a norm come first, as in BERT; None: nothing does.
+    activation: of that layer.
+    norm:       of that layer.
+    scale:      of the product with the table; T5 ties and divides by sqrt(width).
+    softcap:    scores are bent to stay below this on either side; None: they are free.
+    """
 
-    examples = ({}, {"bias": True})
+    examples = ({}, {"bias": True, "scale": 0.2}, {"hidden": 10, "bias": True, "softcap": 2.5})
 
-    def __init__(self, width: int, vocab: int, bias: bool = False):
+    def __init__(
+        self,
+        width: int,
+        vocab: int,
+        bias: bool = False,
+        hidden: int | None = None,
+        activation: str = "gelu",
+        norm: Norm | str | dict = "layer",
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ):
         super().__init__()
-        self.table = nn.Parameter(nn.init.normal_(nn.Linear(width, vocab).weight.detach(), std=width**-0.5))
-        self.bias = nn.Parameter(nn.init.zeros_(self.table.new_empty(vocab))) if bias else None
+        if softcap is not None and softcap <= 0:
+            raise UserError(f"softcap must be above 0, not {softcap}")
+        self.into = None if hidden is None else nn.Linear(width, hidden)
+        self.bend = bend(activation)
+        self.norm = part(Norm, "none" if hidden is None else norm, width=hidden or width)
+        self.table = new_table(vocab, hidden or width)
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+        self.scale, self.softcap = scale, softcap
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return F.linear(x, self.table, self.bias)
+        scores = F.linear(self.before(x, context), self.table, self.bias)
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def before(self, x: Tensor, context: Context) -> Tensor:
+        """What meets the table: (batch, time, hidden or width)."""
+        if self.into is not None:
+            x = self.norm(self.bend(self.into(x)), context.valid)
+        return x if self.scale == 1 else x * self.scale
+
+    def linear(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        return None if self.softcap is not None else (self.before(x, context), self.table, self.bias)
 
     def share(self, table: nn.Parameter) -> None:
         if table.shape != self.table.shape:
@@ -28,4 +66,4 @@ class Vocabulary(Head):
         self.table = table
 
     def flops(self, length: int) -> int:
-        return 2 * length * self.table.numel()
+        return 2 * length * (self.table.numel() + (0 if self.into is None else self.into.weight.numel()))

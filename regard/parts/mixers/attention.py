@@ -8,6 +8,7 @@ arXiv:1911.02150; a few: Ainslie et al. 2023, arXiv:2305.13245. Over an encoder'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
+from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 from regard.kernels import Attend, See
 
@@ -24,7 +26,7 @@ CHUNK = 64  # a cache that forgets is written at most this many positions at a t
 class Cache(NamedTuple):
     """Keys and values of the positions that may still be looked at."""
 
-    keys: Tensor  # (batch, slots + 1, kv_heads, dim); the last slot takes what is not real
+    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
     values: Tensor  # (batch, slots + 1, kv_heads, dim)
     at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
 
@@ -87,7 +89,12 @@ class Attention(Mixer[Cache]):
         if lost is not None:
             raise UserError(f"pattern '{self.pattern}' leaves position {lost} with nothing to see")
         self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
-        self.score = part(Score, score, dim=self.dim, heads=heads, width=width)
+        self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
+        if self.position.asks and not self.score.is_dot:
+            raise UserError(
+                f"position '{name_of(self.position)}' needs a score that is a dot product, and "
+                f"'{name_of(self.score)}' is not one"
+            )
         biased = {True: "qkvo", False: ""}.get(bias, bias) if isinstance(bias, bool) else bias
         memory = place.memory if over == "memory" and place and place.memory else width
         inner, shared = heads * self.dim, self.kv_heads * self.dim
@@ -114,10 +121,17 @@ class Attention(Mixer[Cache]):
     def streams(self) -> bool:  # type: ignore[override]
         return self.over == "memory" or self.pattern.causal
 
+    @property
+    def key_dim(self) -> int:
+        """Channels of a cached key."""
+        return self.score.cached or self.dim
+
     def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, heads, n, dim), as the score wants them and as they were before that."""
+        """(batch, heads, n, dim), as the score compares them with keys, and as the position compares them with places:
+        the score makes both, so both have its scale."""
         q = self.q_norm(self.q(x).unflatten(-1, (self.heads, self.dim))).transpose(1, 2)
-        return self.score.query(self.position.query(q, at)), q
+        ready = self.score.query(self.position.query(q, at))
+        return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
 
     def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, m, kv_heads, dim), ready to be cached."""
@@ -125,10 +139,10 @@ class Attention(Mixer[Cache]):
         v = self.v(x).unflatten(-1, (self.kv_heads, self.dim))
         return self.score.key(self.position.key(k, at)).transpose(1, 2), v
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
         q, plain = self.queries(x, see.query_at)
         y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
-        return self.out(self.norm(y.transpose(1, 2).flatten(-2)))
+        return self.out(self.norm(y.transpose(1, 2).flatten(-2), valid))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.over == "memory":
@@ -137,7 +151,7 @@ class Attention(Mixer[Cache]):
         at = context.positions[:1] if context.fresh else context.positions
         padded = context.valid is not None and not pattern.causal
         see = See(pattern, at, context.marked if padded else at, context.fresh, padded)
-        return self.look(x, *self.keys(x, at), see)
+        return self.look(x, *self.keys(x, at), see, context.valid)
 
     def start(self, context: Context, capacity: int) -> Cache:
         batch, like = context.positions.shape[0], next(self.parameters())
@@ -149,8 +163,8 @@ class Attention(Mixer[Cache]):
             marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
             return Cache(*self.keys(memory.x, at), marked)
         count = self.room(capacity) + 1
-        keys = like.new_zeros(batch, count, self.kv_heads, self.dim)
-        return Cache(keys, torch.zeros_like(keys), torch.full((batch, count), -1, device=like.device))
+        keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
+        return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
 
     def room(self, capacity: int) -> int:
         """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
@@ -159,7 +173,7 @@ class Attention(Mixer[Cache]):
     def step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         if self.over == "memory":
             see = See(self.pattern, context.positions, state.at, holes=True)
-            return self.look(x, state.keys, state.values, see), state
+            return self.look(x, state.keys, state.values, see, context.valid), state
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
         room = state.at.shape[1] - 1
@@ -186,7 +200,8 @@ class Attention(Mixer[Cache]):
         state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), write(state.at, slot, at))
         count = where.counts[max(context.last, 0)]
         keys, values, at = (tensor[:, :count] for tensor in state)
-        return self.look(x, keys, values, See(self._pattern(context), context.positions, at, holes=True)), state
+        see = See(self._pattern(context), context.positions, at, holes=True)
+        return self.look(x, keys, values, see, context.valid), state
 
     def _pattern(self, context: Context) -> Pattern:
         pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
@@ -201,14 +216,20 @@ class Attention(Mixer[Cache]):
         size = next(self.parameters()).element_size()
         maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
         weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
-        looks = pairs(self.pattern, length, past)
+        looks = pairs(self.pattern, length, past, self.heads)
         kept = past + length if self.over == "memory" else self.room(past + length) + 1 if self.streams else 0
         flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
-        flops += self.score.flops(length, past + length, looks) + self.position.flops(length, looks)
-        return Cost(flops, kept * (2 * self.kv_heads * self.dim * size + 8))
+        new_keys = 0 if self.over == "memory" else length
+        flops += self.score.flops(length, new_keys, looks) + self.position.flops(length, past + length, looks)
+        return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8))
 
     def growth(self) -> Growth:
-        return Growth("n²·d", "1", "1")
+        if self.over == "memory" or not self.pattern.fixed:
+            return Growth("n²·d", "1", "1")
+        short, long = (pairs(self.pattern, n) / n for n in (1024, 4096))
+        power = math.log(long / short, 4)  # of the keys that a query looks at, as a function of n
+        keys = "n²" if power > 0.9 else f"n·{long:.0f}" if power < 0.1 else f"n^{1 + power:.1f}"
+        return Growth(f"{keys}·d", "1", _path(self.pattern))
 
     def value_path(self) -> Iterator[Tensor]:
         for m in (self.v, self.out):
@@ -234,3 +255,19 @@ def _position(spec: Position | str | dict, place: Place | None, **inherited: int
         name = type(position).__name__.lower()
         raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")
     return position
+
+
+def _path(pattern: Pattern) -> str:
+    """The most layers that it takes for one position to reach another, where it can at all, as a function of n."""
+
+    def hops(length: int) -> int:
+        once = pattern.mask(length).any(0).float()
+        reach, count = once, 1
+        while True:
+            further = ((reach @ once) > 0).float()
+            if bool((further <= reach).all()):
+                return count
+            reach, count = torch.maximum(reach, further), count + 1
+
+    short, long = hops(128), hops(256)
+    return str(long) if short == long else f"n/{256 / long:.0f}" if long > 1.6 * short else f"about {long} at n = 256"

@@ -11,4 +11,5 @@ from regard.core import Pattern
 @dataclass(frozen=True)
 class Everything(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        return torch.ones_like(query_at + key_at, dtype=torch.bool)
+        shape = torch.broadcast_shapes(query_at.shape, key_at.shape)
+        return torch.ones(shape, dtype=torch.bool, device=key_at.device)

@@ -1,5 +1,7 @@
 """Only the neighbours: local attention.
 
+    0 <= age < size        where age = query - key; below 0 as far as `ahead` goes
+
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150, and many before.
 """
 
@@ -8,21 +10,24 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard.core import Pattern, UserError
+from regard.core import Pattern
+from regard.core.pattern import whole
 
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """Keys fewer than `size` places before the query, itself included, and up to `ahead` after it (as many as before,
-    unless said)."""
+    """size:  keys fewer than this many places before the query are seen, the query's own included.
+    ahead: so many after it; None: as many as before, size - 1.
+    """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"size": 4}, {"size": 3, "ahead": 0}, {"size": 2, "ahead": 5})
     size: int
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        if self.size < 1 or (self.ahead is not None and self.ahead < 0):
-            raise UserError(f"a window needs size >= 1 and ahead >= 0, not {self.size} and {self.ahead}")
+        whole("window.size", self.size, 1)
+        if self.ahead is not None:
+            whole("window.ahead", self.ahead, 0)
 
     @property
     def causal(self) -> bool:

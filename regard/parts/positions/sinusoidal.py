@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Position, UserError
+from regard.core.position import angles
 
 
 class Sinusoidal(Position):
@@ -34,15 +35,14 @@ class Sinusoidal(Position):
             raise UserError(f"sinusoidal positions need an even width, not {width}")
         self.layout, self.offset = layout, offset
         half = width // 2
-        exponents = torch.arange(half, dtype=torch.float64) / (half if spread == "paper" else max(half - 1, 1))
-        self.register_buffer("rates", base**-exponents, persistent=False)
+        self.rates = tuple(base ** (-i / (half if spread == "paper" else max(half - 1, 1))) for i in range(half))
 
     def table(self, at: Tensor) -> Tensor:
         """(..., width) for positions (...)."""
-        angles = (at + self.offset)[..., None] * self.rates  # in double: large positions keep their fraction
+        turned = angles(at + self.offset, self.rates)
         if self.layout == "halves":
-            return torch.cat((angles.sin(), angles.cos()), -1)
-        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+            return torch.cat((turned.sin(), turned.cos()), -1)
+        return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
         return x + self.table(at).to(x.dtype)

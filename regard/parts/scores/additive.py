@@ -12,16 +12,21 @@ from regard.core import Score
 
 
 class Additive(Score):
-    """hidden: channels of the network; None: those of a head. Shared by all heads."""
+    """hidden:  channels of the network; None: those of a head. Shared by all heads.
+    key_dim:    channels of a key where they are not those of a query.
+    """
 
     examples = ({}, {"hidden": 5})
 
-    def __init__(self, dim: int, heads: int, hidden: int | None = None):
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int | None = None, hidden: int | None = None, key_dim: int | None = None
+    ):
         super().__init__()
-        self.heads = heads
-        self.of_query = nn.Linear(dim, hidden or dim)
-        self.of_key = nn.Linear(dim, hidden or dim, bias=False)
-        self.v = nn.Linear(hidden or dim, 1, bias=False)
+        self.heads, self.kv_heads, self.key_dim = heads, kv_heads or heads, key_dim or dim
+        self.cached = hidden or dim
+        self.of_query = nn.Linear(dim, self.cached)
+        self.of_key = nn.Linear(self.key_dim, self.cached, bias=False)
+        self.v = nn.Linear(self.cached, 1, bias=False)
 
     def query(self, q: Tensor) -> Tensor:
         return self.of_query(q)
@@ -33,6 +38,6 @@ class Additive(Score):
         return self.v(torch.tanh(q[..., :, None, :] + k[..., None, :, :])).squeeze(-1)
 
     def flops(self, queries: int, keys: int, looks: float) -> int:
-        maps = self.of_query.weight.numel() + self.of_key.weight.numel()  # new keys are as many as new queries
+        maps = self.heads * queries * self.of_query.weight.numel() + self.kv_heads * keys * self.of_key.weight.numel()
         pair = self.v.in_features - self.of_query.in_features  # instead of a dot product over the head's channels
-        return 2 * self.heads * (queries * maps + round(looks * pair))
+        return 2 * (maps + round(self.heads * looks * pair))

@@ -1,0 +1,1 @@
+"""Looking inside: pictures of patterns. Imports core, never a part."""

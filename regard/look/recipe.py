@@ -1,0 +1,233 @@
+"""The picture of a recipe: as text for a terminal, and drawn."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from . import pattern as pattern_picture
+from .anatomy import Box, Picture, Tower
+
+INK, PALE = "#222222", "#777777"
+COLOURS = {"embed": "#e8dff5", "feedforward": "#fde8cf", "cross": "#d9efdc", "wiring": "#eeeeee", "norm": "#eeeeee"}
+COLOURS |= {"position": "#e8dff5", "head": "#f8d9dc"}
+MIXER = "#d6e6f7"
+COLUMN, ROW, GAP = 4.6, 0.46, 0.34  # inches
+
+
+def amount(number: int | None) -> str:
+    """1234567 -> 1.23 M"""
+    if number is None:
+        return "—"
+    for size, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
+    return str(number)
+
+
+def heading(picture: Picture) -> str:
+    """What it is, in one line."""
+    source, target = picture.vocab
+    vocab = f"{target:,}" if source == target else f"{source:,} and {target:,}"
+    return f"{picture.kind} · {amount(picture.parameters)} parameters · width {picture.width:,} · vocabulary {vocab}"
+
+
+def text(picture: Picture, width: int = 100) -> str:
+    """The recipe from input to output, its costs and its patterns, for a terminal of `width` columns."""
+    width = max(width, 60)
+    lines = [f"{picture.title}, {picture.year}" if picture.year else picture.title]
+    lines += [*textwrap.wrap(picture.paper, width), *textwrap.wrap(picture.idea, width), ""]
+    lines += textwrap.wrap(heading(picture), width)
+    for tower in picture.towers:
+        lines += _tower(tower, picture, width)
+    shape = f"(batch, {'' if picture.pools else 'time, '}{picture.head.width[1]:,})"
+    lines += [*_frame([_row(picture.head, picture, width)], width), f"    ↓ scores {shape}", ""]
+    lines += [*spending(picture), "", *_growing(picture, width)]
+    return "\n".join(line.rstrip() for line in lines + _patterns(picture, width))
+
+
+def _tower(tower: Tower, picture: Picture, width: int) -> list[str]:
+    time = "source" if tower.side == "encoder" and len(picture.towers) > 1 else "time"
+    lines = ["", f"{tower.side}, {tower.depth} layer{'s' * (tower.depth > 1)}", f"    ↓ (batch, {time})"]
+    lines += _frame([_row(box, picture, width) for box in tower.before], width)
+    lines.append(f"    ↓ (batch, {time}, {tower.before[0].width[1]:,})")
+    for group in tower.groups:
+        rows: list[list[str]] = []
+        for index, layer in enumerate(group.layers):
+            rows += [["─" * (width - 4)]] if index else []
+            rows += [_row(box, picture, width) for box in layer]
+        times = f" × {group.times}" if group.times > 1 else ""
+        same = ", one set of weights" if tower.shared and group.times > 1 else ""
+        lines += _frame(rows, width, f"layer{times}{same}", amount(group.parameters))
+        lines.append(f"    ↓ (batch, {time}, {group.layers[-1][-1].width[1]:,})")
+    if tower.after:
+        lines += _frame([_row(box, picture, width) for box in tower.after], width)
+        lines.append(f"    ↓ (batch, {time}, {tower.width:,})")
+    if time == "source":
+        lines[-1] += "  the memory, which the decoder looks at"
+    return lines
+
+
+def _row(box: Box, picture: Picture, width: int) -> list[str]:
+    """name  part  arguments ...  in → out  parameters; arguments go on below where they do not fit."""
+    boxes = [box for tower in picture.towers for box in tower.boxes]
+    names, parts = (min(16, max(len(getattr(box, key)) for box in [*boxes, picture.head])) for key in ("name", "part"))
+    left = f"{box.name[:names]:<{names}}  {box.part[:parts]:<{parts}}  "
+    change = f"{box.width[0]:,} → {box.width[1]:,}" if box.name != "wiring" else ""
+    right = f"  {change:>12}{'tied' if box.tied else amount(box.parameters):>8}"
+    room = width - 4 - len(left) - len(right)
+    said = _fold(box.given, room)
+    return [f"{left}{said[0]:<{room}}{right}", *(" " * len(left) + more for more in said[1:])]
+
+
+def _fold(given: str, room: int) -> list[str]:
+    """Arguments over as many lines as they need, each kept whole where it can be."""
+    lines = [""]
+    for piece in given.split("  "):
+        for bit in textwrap.wrap(piece, room) or [""]:
+            joined = f"{lines[-1]}  {bit}" if lines[-1] else bit
+            lines = [*lines[:-1], joined] if len(joined) <= room else [*lines, bit]
+    return lines
+
+
+def _frame(rows: list[list[str]], width: int, title: str = "", foot: str = "") -> list[str]:
+    top = f"╭─ {title} " if title else "╭"
+    end = f" {foot} ─╯" if foot else "╯"
+    body = [f"│ {line:<{width - 4}} │" for row in rows for line in row]
+    return [top + "─" * (width - len(top) - 1) + "╮", *body, "╰" + "─" * (width - len(end) - 1) + end]
+
+
+def spending(picture: Picture) -> list[str]:
+    """The table of costs."""
+    lines = [f"{'cost of one sequence':<40}" + "".join(f"{f'at {s.length:,} positions':>20}" for s in picture.spent)]
+    which = "the decoder's" if any(s.encoder for s in picture.spent) else "a"
+    rows = [
+        ("flops of one more token", "token", ""),
+        (f"flops of {which} pass, per token", "whole", ""),
+        ("flops of the encoder's pass, per token", "encoder", ""),
+        ("state to keep, float32", "state", "B"),
+    ]
+    for name, key, unit in rows:
+        values = [getattr(s, key) for s in picture.spent]
+        if any(value is not None for value in values):
+            cells = [amount(value) + unit * (value is not None and value >= 1000) for value in values]
+            lines.append(f"  {name:<38}" + "".join(f"{cell:>20}" for cell in cells))
+    lines += [f"  at {s.length:,}: {s.note}" for s in picture.spent if s.note]
+    if not any(s.token for s in picture.spent):
+        lines.append("  it looks at whole sequences, so there is no next token and no state")
+    return lines
+
+
+def _growing(picture: Picture, width: int) -> list[str]:
+    rows = [("", "per layer", "sequential", "longest path")]
+    rows += [
+        (f"{g.where}: {g.part}", f"O({g.complexity})", f"O({g.sequential})", f"O({g.path})") for g in picture.grows
+    ]
+    sizes = [max(len(row[column]) for row in rows) for column in range(1, 4)]
+    first = max(20, min(width - sum(sizes) - 8, max(len(row[0]) for row in rows)))
+    lines = ["growth with n positions of width d, as in Table 1 of Vaswani et al. 2017"]
+    for row in rows:
+        said = textwrap.wrap(row[0], first) or [""]
+        right = "".join(f"  {cell:>{size}}" for cell, size in zip(row[1:], sizes, strict=True))
+        lines += [f"  {said[0]:<{first}}{right}", *("  " + more for more in said[1:])]
+    return lines
+
+
+def _patterns(picture: Picture, width: int) -> list[str]:
+    lines: list[str] = []
+    for pattern, places in picture.patterns.items():
+        sizes = [int(number) for number in re.findall(r"\d+", pattern)]
+        length = min(1024, max(32, 3 * max(sizes, default=0)))  # so long that its numbers can be seen
+        drawn = pattern_picture.text(pattern, length).splitlines()
+        lines += ["", *textwrap.wrap(f"{', '.join(places)}: who may look at whom", width)]
+        lines += [f"  {piece}" for line in drawn for piece in textwrap.wrap(line, width - 2)]
+    return lines
+
+
+def png(picture: Picture, path: str | Path) -> None:
+    """The same, drawn: data runs upwards, the encoder stands left of its decoder. Written beside and renamed."""
+    from matplotlib.figure import Figure
+
+    costs = spending(picture)
+    tall = max(_height(tower) for tower in picture.towers) + ROW + 2 * GAP  # the head, and room below
+    foot = 0.25 + 0.2 * len(costs)
+    wide, high = max(COLUMN * len(picture.towers) + 0.6, 6.4), foot + tall + 1.2
+    figure = Figure(figsize=(wide, high), dpi=150)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, wide), ylim=(0, high))
+    axes.axis("off")
+    title = f"{picture.title}, {picture.year}" if picture.year else picture.title
+    axes.text(0.3, high - 0.4, title, size=15, weight="bold", color=INK)
+    letters = int(wide * 13)
+    told = [*textwrap.wrap(picture.idea, letters)[:2], heading(picture)]
+    axes.text(0.3, high - 0.55, "\n".join(told), size=9, va="top", color=PALE)
+    tops = []
+    for index, tower in enumerate(picture.towers):
+        last = index == len(picture.towers) - 1
+        tops.append(_column(axes, tower, 0.3 + COLUMN * index, foot + GAP, picture.head if last else None))
+    if len(tops) == 2:
+        (_, _, out), (into, middle, _) = tops
+        aside = into - 0.2
+        axes.plot([into - 0.58 - (COLUMN - 0.7) / 2, aside, aside], [out, out, middle], color=INK, linewidth=1)
+        axes.annotate("", (into, middle), (aside, middle), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0})
+    axes.text(0.3, foot - 0.1, "\n".join(costs), size=7.5, family="monospace", va="top", color=INK)
+    beside = Path(f"{path}.part")
+    figure.savefig(beside, format="png")
+    beside.replace(path)
+
+
+def _height(tower: Tower) -> float:
+    boxes = ROW * (len(tower.before) + len(tower.after)) + GAP * (1 + len(tower.after))
+    return boxes + sum(GAP * 1.7 + ROW * sum(len(layer) for layer in group.layers) for group in tower.groups)
+
+
+def _column(axes: Any, tower: Tower, x: float, y: float, head: Box | None) -> tuple[float, float, float]:
+    """Draws a tower upwards from y. Gives its left edge, the middle of its layers and its top."""
+    inner = COLUMN - 0.7
+    axes.text(
+        x + inner / 2, y - 0.05, "source" if head is None else "tokens", size=8, ha="center", va="top", color=PALE
+    )
+
+    def arrow(y: float, label: str = "") -> float:
+        axes.annotate("", (x + inner / 2, y + GAP), (x + inner / 2, y), arrowprops={"arrowstyle": "-|>", "color": INK})
+        axes.text(x + inner / 2 + 0.1, y + GAP / 2, label, size=7, va="center", color=PALE)
+        return y + GAP
+
+    for box in tower.before:
+        y = _draw(axes, box, x, y, inner)
+    y = arrow(y, f"{tower.before[0].width[1]:,}")
+    begin = y
+    for group in tower.groups:
+        size = ROW * sum(len(layer) for layer in group.layers) + GAP * 0.7
+        _round(axes, x - 0.12, y, inner + 0.24, size, "#fbfbfb", PALE)
+        times = f"× {group.times}" if group.times > 1 else ""
+        axes.text(x + inner + 0.1, y + size + 0.05, times, size=11, ha="right", color=INK)
+        inside = y + GAP * 0.35
+        for box in (box for layer in group.layers for box in layer):
+            inside = _draw(axes, box, x, inside, inner)
+        y = arrow(y + size, f"{group.layers[-1][-1].width[1]:,}")
+    middle = (begin + y - GAP) / 2
+    for box in tower.after:
+        y = arrow(_draw(axes, box, x, y, inner), f"{tower.width:,}")
+    if head is not None:
+        y = arrow(_draw(axes, head, x, y, inner), f"scores, {head.width[1]:,}")
+    return x - 0.12, middle, y
+
+
+def _draw(axes: Any, box: Box, x: float, y: float, width: float) -> float:
+    _round(axes, x, y + 0.03, width, ROW - 0.06, COLOURS.get(box.name, MIXER), PALE)
+    size = "tied" if box.tied else amount(box.parameters)
+    given = box.given if len(box.given) <= 52 else box.given[:51] + "…"
+    axes.text(x + 0.1, y + 0.28, f"{box.name}: {box.part}", size=8, va="center", weight="bold", color=INK)
+    axes.text(x + 0.1, y + 0.13, given, size=6.5, va="center", color=INK)
+    axes.text(x + width - 0.1, y + 0.28, size, size=7, ha="right", va="center", color=PALE)
+    return y + ROW
+
+
+def _round(axes: Any, x: float, y: float, width: float, height: float, fill: str, edge: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    style = "round,pad=0,rounding_size=0.07"
+    axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=fill, edgecolor=edge, linewidth=0.8))

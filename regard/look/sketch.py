@@ -1,0 +1,77 @@
+"""A model without its weights: built in milliseconds whatever its size, to be counted, costed and drawn."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from regard.core import Model, Stack, UserError, build
+from regard.core.recipe import Recipe
+
+MAKERS = (torch.empty, torch.rand, torch.randn)
+FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
+FILLERS |= {fill for name, fill in vars(nn.init).items() if name.endswith("_") and callable(fill)}
+
+
+class Weightless(TorchFunctionMode):
+    """Weights are made on the device that holds nothing, and filling them is skipped. Everything else is done as ever:
+    torch.device("meta") for all of it takes seconds the first time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = dict(kwargs or {})
+        if func in FILLERS:
+            target = args[0] if args else given["tensor"]
+            return target if target.is_meta else func(*args, **given)
+        if func in MAKERS and given.get("device") is None and given.get("generator") is None:
+            given["device"] = "meta"
+        return func(*args, **given)
+
+
+def sketch(recipe: Recipe) -> Model:
+    """The model of a recipe, without weights. A part that needs their values to be built gets them."""
+    try:
+        with Weightless():
+            return build(recipe)
+    except UserError as error:
+        if error.__cause__ is None:
+            raise
+        return build(recipe)
+
+
+def count(*modules: nn.Module) -> int:
+    """Parameters, shared ones once."""
+    return sum({p: p.numel() for module in modules for p in module.parameters()}.values())
+
+
+def parameters(recipe: Recipe) -> int:
+    """Of the whole model. Each kind of layer is built once and counted as often as it stands in its stack."""
+    once = copy.deepcopy(recipe)
+    table = once["model"]
+    tables = [table["encoder"], table["decoder"]] if table.get("kind") == "encoder-decoder" else [table]
+    shared = [side.get("share") == "layers" for side in tables]
+    for side in tables:
+        side["share"] = "layers"
+    try:
+        model = sketch(once)
+    except UserError:  # whatever is wrong is told about the recipe as it is written
+        return count(sketch(recipe))
+    stacks = [model.encoder, model.stack] if model.encoder is not None else [model.stack]
+    total = count(model)
+    for stack, is_shared in zip(stacks, shared, strict=True):
+        if any(mixer.out_width != mixer.width for layer in stack._layers for mixer in layer.mixers):
+            return count(sketch(recipe))  # a layer's width depends on the one before it
+        if not is_shared:
+            kinds = stack._layers[: stack.kinds]
+            own = [count(stack.position, layer) - count(stack.position) for layer in kinds]
+            total += sum(own[index % stack.kinds] for index in range(stack.kinds, len(stack._layers)))
+    return total
+
+
+def stacks_of(model: Model) -> dict[str, Stack]:
+    """By side, in the order of the data."""
+    own = {"encoder" if model.kind == "encoder" else "decoder": model.stack}
+    return own if model.encoder is None else {"encoder": model.encoder, **own}

@@ -1,0 +1,118 @@
+"""The feed-forward seen as two convolutions over positions. Of size 1 it is `mlp`; wider ones let neighbours in.
+
+    y = W_2 * act(W_1 * x + b_1) + b_2          * is a convolution
+
+Vaswani et al. 2017, section 3.3, arXiv:1706.03762; sizes 9 and 1: Ren et al. 2019, "FastSpeech", arXiv:1905.09263.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Growth, Mixer, UserError
+from regard.kernels.activation import activation as bend
+
+
+class Tail(NamedTuple):
+    """The last inputs of the two convolutions, zeros before the first position."""
+
+    first: Tensor  # (batch, size - 1, width)
+    second: Tensor  # (batch, second - 1, hidden)
+
+
+class ConvMlp(Mixer[Tail]):
+    """hidden:     channels between the convolutions; None: four times the width.
+    size:          positions that the first one sees; 1: each alone.
+    second:        positions that the second one sees.
+    causal:        they see what came before; else as much on either side, and then it does not step.
+    activation:    relu, gelu, ...
+    """
+
+    examples = (
+        {},
+        {"size": 3, "second": 2, "hidden": 10, "activation": "gelu"},
+        {"size": 9, "hidden": 10, "bias": False},
+        {"size": 5, "second": 3, "hidden": 10, "causal": False},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int | None = None,
+        size: int = 1,
+        second: int = 1,
+        causal: bool = True,
+        activation: str = "relu",
+        bias: bool = True,
+        hidden_dropout: float = 0.0,
+    ):
+        super().__init__()
+        hidden = 4 * width if hidden is None else hidden
+        if min(size, second) < 1:
+            raise UserError(f"size and second must be at least 1, not {size} and {second}")
+        if not causal and not (size % 2 and second % 2):
+            raise UserError(f"with causal = false the sizes must be odd to have a middle, not {size} and {second}")
+        self.width, self.causal = width, causal
+        self.into, self.out = nn.Conv1d(width, hidden, size, bias=bias), nn.Conv1d(hidden, width, second, bias=bias)
+        self.bend = bend(activation)
+        self.drop = nn.Dropout(hidden_dropout)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.into.kernel_size[0], self.out.kernel_size[0]
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.causal or self.sizes == (1, 1)
+
+    def start(self, context: Context, capacity: int) -> Tail:
+        batch, like = context.positions.shape[0], self.into.weight
+        size, second = self.sizes
+        return Tail(
+            like.new_zeros(batch, size - 1, self.width), like.new_zeros(batch, second - 1, self.out.in_channels)
+        )
+
+    def step(self, x: Tensor, state: Tail, context: Context) -> tuple[Tensor, Tail]:
+        if not self.streams:
+            raise UserError("a convolution with causal = false looks ahead, so it does not step")
+        hidden, first = slide(self.into, x, state.first, context)
+        y, second = slide(self.out, self.drop(self.bend(hidden)), state.second, context)
+        return y, Tail(first, second)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.streams:
+            return super().forward(x, context)
+        hidden = centred(self.into, x, context)
+        return centred(self.out, self.drop(self.bend(hidden)), context)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        weights = self.into.weight.numel() + self.out.weight.numel()
+        size, second = self.sizes
+        kept = (size - 1) * self.width + (second - 1) * self.out.in_channels if self.streams else 0
+        return Cost(2 * length * weights, kept * self.into.weight.element_size())
+
+    def growth(self) -> Growth:
+        return super().growth() if self.sizes == (1, 1) else Growth("k·n·d²", "1", "n/k")
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from (self.into.weight, self.out.weight)
+
+
+def slide(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """x (batch, time, channels) after the inputs `before` it -> outputs, and the inputs before the next step."""
+    joined = torch.cat((before, x), 1)
+    y = F.conv1d(joined.mT, convolution.weight, convolution.bias).mT
+    if context.valid is None:
+        return y, joined[:, x.shape[1] :]
+    at = context.lengths[:, None] + torch.arange(before.shape[1], device=x.device)  # (batch, size - 1)
+    return y, joined.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def centred(convolution: nn.Conv1d, x: Tensor, context: Context) -> Tensor:
+    """x (batch, time, channels): zeros stand before, after and wherever a column is not real."""
+    if context.valid is not None:
+        x = x.masked_fill(~context.valid[..., None], 0.0)
+    return F.conv1d(x.mT, convolution.weight, convolution.bias, padding="same").mT

@@ -1,0 +1,50 @@
+"""Gated linear units: one map says what, another how much of it.
+
+    y = W_2 (act(W_g x) * W_1 x)
+
+SwiGLU with silu, GEGLU with gelu, ReGLU with relu, the first GLU with sigmoid, bilinear with identity.
+Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202; Dauphin et al. 2017, arXiv:1612.08083.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Norm, Pointwise, part
+from regard.kernels.activation import activation as bend
+
+
+class Glu(Pointwise):
+    """hidden:     channels between the maps; None: 8/3 of the width, as many parameters as mlp with 4 times.
+    activation:    of the gate: silu, gelu, gelu_tanh, relu, sigmoid, identity, ...
+    norm:          on the hidden channels (sub-LN).
+    """
+
+    examples = ({}, {"activation": "gelu", "norm": "layer", "bias": True, "hidden": 10}, {"activation": "sigmoid"})
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int | None = None,
+        activation: str = "silu",
+        bias: bool = False,
+        norm: Norm | str | dict = "none",
+        hidden_dropout: float = 0.0,
+    ):
+        super().__init__()
+        hidden = 8 * width // 3 if hidden is None else hidden
+        self.width = width
+        self.gate, self.into = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
+        self.out = nn.Linear(hidden, width, bias=bias)
+        self.bend = bend(activation)
+        self.norm = part(Norm, norm, width=hidden)
+        self.drop = nn.Dropout(hidden_dropout)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.out(self.norm(self.drop(self.bend(self.gate(x)) * self.into(x)), context.valid))
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        return Cost(2 * length * 3 * self.out.weight.numel(), 0)
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from (self.into.weight, self.out.weight)

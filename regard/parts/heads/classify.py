@@ -1,0 +1,58 @@
+"""A score for every class, once per sequence: sentiment, topic, the next sentence or not.
+
+    scores = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
+
+With the first position pooled and a tanh layer it is Devlin et al. 2019, "BERT", arXiv:1810.04805.
+"""
+
+from torch import Tensor, nn
+
+from regard.core import Context, Head, UserError
+from regard.core.head import check_pool, pool
+from regard.kernels.activation import activation as bend
+
+
+class Classify(Head):
+    """classes: how many.
+    pool:       one vector of all real positions: first, last, mean or max.
+    hidden:     channels of a layer between; None: no layer.
+    activation: of that layer.
+    dropout:    before the last map.
+    """
+
+    examples = (
+        {"classes": 7},
+        {"classes": 3, "pool": "first", "hidden": 10},
+        {"classes": 5, "pool": "last", "bias": False},
+        {"classes": 2, "pool": "max", "hidden": 6, "activation": "relu"},
+    )
+    pools = True
+
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        pool: str = "mean",
+        hidden: int | None = None,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+        bias: bool = True,
+    ):
+        super().__init__()
+        if classes < 2:
+            raise UserError(f"classes must be at least 2, not {classes}; for one number there is the head 'regress'")
+        self.classes, self.pool = classes, check_pool(pool)
+        self.into = None if hidden is None else nn.Linear(width, hidden)
+        self.bend = bend(activation)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(hidden or width, classes, bias=bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """(batch, classes)"""
+        x = pool(x, context, self.pool)
+        if self.into is not None:
+            x = self.bend(self.into(x))
+        return self.out(self.drop(x))
+
+    def flops(self, length: int) -> int:
+        return 2 * (self.out.weight.numel() + (0 if self.into is None else self.into.weight.numel()))

@@ -1,0 +1,31 @@
+"""A score for every class at every position: parts of speech, names, phonemes.
+
+scores = W x + b
+"""
+
+from torch import Tensor, nn
+
+from regard.core import Context, Head, UserError
+
+
+class Tag(Head):
+    """classes: how many.
+    dropout:    before the map.
+    """
+
+    examples = ({"classes": 7}, {"classes": 2, "bias": False})
+
+    def __init__(self, width: int, classes: int, dropout: float = 0.0, bias: bool = True):
+        super().__init__()
+        if classes < 2:
+            raise UserError(f"classes must be at least 2, not {classes}")
+        self.classes = classes
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(width, classes, bias=bias)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """(batch, time, classes)"""
+        return self.out(self.drop(x))
+
+    def flops(self, length: int) -> int:
+        return 2 * length * self.out.weight.numel()

@@ -1,0 +1,105 @@
+"""Two mixers side by side, each on its own channels: one for what is near, one for what is far.
+
+    y = [left(x[: share * width]); right(x[share * width :])]
+
+Wu et al. 2020, "Lite Transformer with Long-Short Range Attention", arXiv:2004.11886.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core import Context, Cost, Growth, Mixer, Place, UserError, part
+
+
+class Sides(NamedTuple):
+    left: tuple
+    right: tuple
+
+
+class Split(Mixer[Sides]):
+    """left, right: the mixers. Each has as many heads as the layer unless it says otherwise.
+    share:          of the channels that go to the left one.
+    """
+
+    examples = (
+        {"left": "attention", "right": {"part": "convolution", "kind": "dynamic", "size": 3}},
+        {"left": "gru", "right": "mean", "share": 0.25},
+        {
+            "left": {"part": "attention", "pattern": "everything"},
+            "right": {"part": "convolution", "causal": False, "heads": 2},
+        },
+    )
+
+    def __init__(
+        self,
+        width: int,
+        left: Mixer | str | dict,
+        right: Mixer | str | dict,
+        heads: int = 1,
+        share: float = 0.5,
+        depth: int = 1,
+        dropout: float = 0.0,
+        place: Place | None = None,
+    ):
+        super().__init__()
+        wide = round(width * share)
+        if not 0 < wide < width:
+            raise UserError(
+                f"a share of {share} leaves one side of {width} channels with none: give one between 0 and 1"
+            )
+        self.width, self.widths = width, (wide, width - wide)
+        inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": place}
+
+        def make(side: str, spec: Mixer | str | dict, channels: int) -> Mixer:
+            try:
+                return part(Mixer, spec, width=channels, **inherited)
+            except UserError as error:
+                raise UserError(error.message, (side, *error.path[1:])) from None
+
+        self.left, self.right = make("left", left, wide), make("right", right, width - wide)
+
+    @property
+    def out_width(self) -> int:
+        return self.left.out_width + self.right.out_width
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.left.streams and self.right.streams
+
+    def start(self, context: Context, capacity: int) -> Sides:
+        return Sides(self.left.start(context, capacity), self.right.start(context, capacity))
+
+    def step(self, x: Tensor, state: Sides, context: Context) -> tuple[Tensor, Sides]:
+        near, far = x.split(self.widths, -1)
+        left, left_state = self.left.step(near, state.left, context)
+        right, right_state = self.right.step(far, state.right, context)
+        return torch.cat((left, right), -1), Sides(left_state, right_state)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        near, far = x.split(self.widths, -1)
+        return torch.cat((self.left(near, context), self.right(far, context)), -1)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        left, right = self.left.cost(length, past), self.right.cost(length, past)
+        return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
+
+    def growth(self) -> Growth:
+        left, right = self.left.growth(), self.right.growth()
+
+        def join(one: str, two: str, how: str) -> str:
+            return one if one == two else how.format(one, two)
+
+        return Growth(
+            join(left.complexity, right.complexity, "{} + {}"),
+            join(left.sequential, right.sequential, "max({}, {})"),
+            join(left.path, right.path, "min({}, {})"),
+        )
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from self.left.value_path()
+        yield from self.right.value_path()

@@ -1,0 +1,23 @@
+"""Root-mean-square normalisation: each vector is brought to unit length per channel, without centring it.
+
+    y = gain * x / sqrt(mean(x^2) + eps)
+
+Zhang & Sennrich 2019, arXiv:1910.07467.
+"""
+
+from torch import Tensor, nn
+
+from regard.core import Norm
+
+
+class Rms(Norm):
+    """gain: one learned factor per channel."""
+
+    examples = ({}, {"gain": False, "eps": 1e-3})
+
+    def __init__(self, width: int, eps: float = 1e-6, gain: bool = True):
+        super().__init__()
+        self.inner = nn.RMSNorm(width, eps, elementwise_affine=gain)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return self.inner(x)

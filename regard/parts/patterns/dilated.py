@@ -1,0 +1,50 @@
+"""A window with gaps: neighbours at every `rate`-th place, so that few keys reach far (also called atrous).
+
+    age a multiple of rate, and 0 <= age / rate < size        where age = query - key; below 0 as far as `ahead` goes
+
+Beltagy et al. 2020, "Longformer", arXiv:2004.05150.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from regard.core import Pattern
+from regard.core.pattern import whole
+
+
+@dataclass(frozen=True)
+class Dilated(Pattern):
+    """size:  how many places are seen, the query's own included.
+    rate:  the distance between two of them; 1 is a plain window.
+    ahead: how many places are seen after the query; None: as many as before, size - 1.
+    """
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"size": 3, "rate": 4},
+        {"size": 4, "rate": 3, "ahead": 0},
+        {"size": 2, "rate": 5, "ahead": 3},
+    )
+    size: int
+    rate: int
+    ahead: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("dilated.size", self.size, 1)
+        whole("dilated.rate", self.rate, 1)
+        if self.ahead is not None:
+            whole("dilated.ahead", self.ahead, 0)
+
+    @property
+    def causal(self) -> bool:
+        return self.ahead == 0 or (self.ahead is None and self.size == 1)
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        age = query_at - key_at
+        places = age // self.rate
+        after = self.size - 1 if self.ahead is None else self.ahead
+        return (age % self.rate == 0) & (places < self.size) & (places >= -after)
+
+    def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
+        return -((key_at - now) // self.rate) < self.size  # places, rounded up

@@ -1,0 +1,33 @@
+"""The first few keys, which everybody may see: where attention goes that wants to look at nothing ("sinks").
+
+    key < count
+
+Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453:
+`causal & (window(1020) | first(4))`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.core import Pattern
+from regard.core.pattern import whole
+
+
+@dataclass(frozen=True)
+class First(Pattern):
+    """count: how many keys from the beginning of the sequence."""
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 3},)
+    count: int
+
+    def __post_init__(self) -> None:
+        whole("first.count", self.count, 1)
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        return torch.broadcast_tensors(key_at < self.count, query_at)[0]
+
+    def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
+        return torch.broadcast_tensors(key_at < self.count, now)[0]

@@ -1,0 +1,41 @@
+"""The last few keys of a sequence whose length is known, such as the [SEP] at the end of fixed-size inputs.
+
+    of - count <= key < of
+
+For encoders: a decoder does not know how long its text will be.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.core import Pattern, UserError
+from regard.core.pattern import whole
+
+
+@dataclass(frozen=True)
+class Last(Pattern):
+    """count: how many keys.
+    of:    the length of the sequence that they end.
+    """
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 5, "of": 33},)
+    count: int
+    of: int
+
+    def __post_init__(self) -> None:
+        whole("last.count", self.count, 1)
+        whole("last.of", self.of, 1)
+        if self.count > self.of:
+            raise UserError(f"the last {self.count} positions of a sequence of {self.of} are more than it has")
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        return torch.broadcast_tensors(self._among(key_at), query_at)[0]
+
+    def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
+        return torch.broadcast_tensors(self._among(key_at), now)[0]
+
+    def _among(self, key_at: Tensor) -> Tensor:
+        return (key_at >= self.of - self.count) & (key_at < self.of)

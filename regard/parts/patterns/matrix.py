@@ -1,0 +1,106 @@
+"""Any pattern at all, written down: the adjacency of a graph, a mask from elsewhere.
+
+    allowed[query, key]        and nothing beyond its edges
+
+Veličković et al. 2018, "Graph Attention Networks", arXiv:1710.10903, is attention with the adjacency as pattern.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from regard.core import Pattern, UserError
+from regard.core.errors import in_one_line
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Pattern):
+    """allowed: (queries, keys), or (batch, queries, keys) for a graph per row; True or 1 where a query may look.
+    In a recipe the path of an .npy or .safetensors file that holds it: matrix("adjacency.npy").
+    """
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"allowed": torch.from_numpy(np.indices((41, 41)).prod(0) % 5 < 2)},
+        {"allowed": torch.from_numpy(np.indices((41, 37)).prod(0) % 7 < 3).tril()},
+        {"allowed": torch.from_numpy(np.stack([np.indices((41, 41)).sum(0) % m < 2 for m in (3, 5)]))},
+    )
+    allowed: Tensor | str
+
+    def __post_init__(self) -> None:
+        table = self.table
+        if table.dim() not in (2, 3) or not table.numel():
+            shape = tuple(table.shape)
+            raise UserError(f"a matrix is (queries, keys) or (batch, queries, keys) with something in it, not {shape}")
+
+    @cached_property
+    def table(self) -> Tensor:
+        """A bool copy, so that nobody changes it from outside."""
+        given = _from_file(self.allowed) if isinstance(self.allowed, str) else self.allowed
+        if not isinstance(given, Tensor):
+            raise UserError(f"a matrix is a tensor or the path of a file, not {given!r}")
+        if given.dtype != torch.bool and not bool(((given == 0) | (given == 1)).all()):
+            raise UserError("a matrix holds True and False, or 1 and 0, and this one holds other numbers")
+        return given.detach().to(torch.bool, copy=True)
+
+    @cached_property
+    def causal(self) -> bool:  # type: ignore[override]
+        return not bool(self.table.triu(1).any())
+
+    @property
+    def fixed(self) -> bool:
+        return self.table.dim() == 2
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.fixed else self.table.shape[0]
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        table = self.table.to(key_at.device)
+        queries, keys = table.shape[-2:]
+        known = (query_at >= 0) & (query_at < queries) & (key_at >= 0) & (key_at < keys)
+        place = query_at.clamp(0, queries - 1).long(), key_at.clamp(0, keys - 1).long()
+        if self.fixed:
+            return table[place] & known
+        rows = torch.arange(len(table), device=table.device)[:, None, None, None]
+        return table[(rows, *place)] & known
+
+    @cached_property
+    def _last(self) -> Tensor:
+        """(keys,) the last query that looks at each key, -1 when none does."""
+        seen = self.table if self.fixed else self.table.any(0)
+        at = torch.arange(seen.shape[0], device=seen.device)[:, None]
+        return torch.where(seen, at, -1).amax(0)
+
+    def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
+        last = self._last.to(key_at.device)
+        wanted = last[key_at.clamp(0, len(last) - 1).long()] >= now
+        return wanted & (key_at >= 0) & (key_at < len(last))
+
+    def __eq__(self, other: object) -> bool:
+        return Pattern.__eq__(self, other) and torch.equal(self.table, other.table)  # type: ignore[attr-defined]
+
+    __hash__ = Pattern.__hash__
+
+
+def _from_file(path: str) -> Tensor:
+    suffix = Path(path).suffix
+    if suffix not in (".npy", ".safetensors"):
+        raise UserError(f"a matrix is read from an .npy or .safetensors file, not '{path}'")
+    try:
+        if suffix == ".npy":
+            held = [torch.from_numpy(np.load(path, allow_pickle=False))]
+        else:
+            held = list(load_file(path).values())
+    except (OSError, ValueError, TypeError, EOFError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or in_one_line(error)
+        raise UserError(f"no matrix can be read from '{path}': {why}") from None
+    if len(held) != 1:
+        raise UserError(f"'{path}' should hold one tensor, the matrix, and holds {len(held)}")
+    return held[0]

@@ -1,0 +1,29 @@
+"""Every so many places, however far away: with a window it reaches everything in two steps.
+
+    query - key a multiple of every
+
+Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509, where it stands beside a
+window: `causal & heads(window(128), stride(128))`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from regard.core import Pattern
+from regard.core.pattern import whole
+
+
+@dataclass(frozen=True)
+class Stride(Pattern):
+    """every: the distance between two places that see each other, in both directions."""
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"every": 7},)
+    every: int
+
+    def __post_init__(self) -> None:
+        whole("stride.every", self.every, 1)
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        return (query_at - key_at) % self.every == 0

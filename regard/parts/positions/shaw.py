@@ -1,0 +1,50 @@
+"""Relative position representations: how far a key is from the query is a learned vector, added to the key and to the
+value. Beyond a distance, all are as far as can be.
+
+    score = q . (k + a_(j-i))            o = sum of  weight (v + b_(j-i))            j - i clipped to -c ... c
+
+Shaw et al. 2018, arXiv:1803.02155.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Position, UserError
+
+
+class Shaw(Position):
+    """The tables serve all heads.
+
+    clip:   the furthest distance that has a vector of its own.
+    shared: one table for keys and values (OpenNMT), not two (the paper, tensor2tensor).
+    """
+
+    relative = True
+    asks = True
+    examples = ({"clip": 4}, {"clip": 30, "shared": True})
+
+    def __init__(self, dim: int, heads: int, clip: int = 16, shared: bool = False):
+        super().__init__()
+        if clip < 1:
+            raise UserError(f"clip must be at least 1, not {clip}")
+        self.clip, self.heads = clip, heads
+        self.keys = nn.Parameter(torch.empty(2 * clip + 1, dim))
+        self.values = self.keys if shared else nn.Parameter(torch.empty(2 * clip + 1, dim))
+        for table in (self.keys, self.values):
+            nn.init.xavier_uniform_(table)
+
+    def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
+        each = q @ self.keys.mT  # (batch, heads, n, 2 clip + 1): once for every distance, not for every key
+        rows = self._rows(query_at, key_at)
+        return torch.gather(each, -1, rows.expand(*each.shape[:-1], -1))
+
+    def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
+        each = weights.new_zeros(*weights.shape[:-1], len(self.values))  # the weight at every distance
+        rows = self._rows(query_at, key_at)
+        return each.scatter_add(-1, rows.expand_as(weights), weights) @ self.values
+
+    def _rows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        return (key_at - query_at).clamp(-self.clip, self.clip) + self.clip  # (batch or 1, 1, n, m)
+
+    def flops(self, queries: int, keys: int, looks: float) -> int:
+        return 2 * self.heads * queries * (self.keys.numel() + self.values.numel())

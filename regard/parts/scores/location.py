@@ -1,0 +1,39 @@
+"""The query alone says where to look, whatever stands there.
+
+    score(q, j) = (W q)_j            one row of W for each place j
+
+Luong et al. 2015, arXiv:1508.04025, "location".
+"""
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Score, UserError
+
+
+class Location(Score):
+    """length: places that it knows; a key beyond them is refused. The map is shared by all heads."""
+
+    examples = ({"length": 29},)
+
+    def __init__(self, dim: int, heads: int, length: int):
+        super().__init__()
+        if length < 1:
+            raise UserError(f"length must be at least 1, not {length}")
+        self.dim, self.heads, self.length = dim, heads, length
+        self.of_query = nn.Linear(dim, length, bias=False)
+
+    def query(self, q: Tensor) -> Tensor:
+        return self.of_query(q)
+
+    def forward(self, q: Tensor, k: Tensor, key_at: Tensor) -> Tensor:
+        last = int(key_at.max())
+        if last >= self.length:
+            raise UserError(
+                f"score 'location' knows {self.length} places, and a key stands at {last}: raise its length"
+            )
+        at = key_at.clamp(min=0)[:, None, None, :]
+        return torch.gather(q, -1, at.expand(*q.shape[:-1], -1))
+
+    def flops(self, queries: int, keys: int, looks: float) -> int:
+        return 2 * self.heads * (queries * self.of_query.weight.numel() - round(looks * self.dim))  # no dot product

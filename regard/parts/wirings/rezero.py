@@ -1,0 +1,28 @@
+"""ReZero: no norm; what the branches add is weighed by one learned number per layer that is zero at birth.
+
+    x <- x + a f(x)
+
+Bachlechner et al. 2020, "ReZero is All You Need", arXiv:2003.04887.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Wiring
+from regard.core.wiring import Branch
+
+
+class Rezero(Wiring):
+    """dropout: of what a branch adds."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(()))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
+        for branch in branches:
+            stream = stream + self.alpha * self.drop(branch(stream))
+        return stream

@@ -1,0 +1,171 @@
+"""Reports: everything that can be checked about a recipe or about one part in a file, found as it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.core import Context, Mixer, Model, Norm, Pattern, Place, Position, UserError, Wiring, build, part
+from regard.core.embed import Embed
+from regard.core.errors import in_one_line, nearest, short
+from regard.core.head import Head
+from regard.core.parts import BUILT_IN, add_folder, class_in, find
+from regard.core.pattern import blind
+from regard.core.recipe import Recipe
+from regard.core.score import Score
+
+from . import golden, laws
+from .laws import Finding, Subject
+
+WIDTH, HEADS, VOCAB = 24, 3, 61
+CONTRACTS = (Mixer, Position, Pattern, Norm, Wiring, Score, Embed, Head)
+
+
+class Section(NamedTuple):
+    """Findings that belong together, made one after the other as they are asked for; or a note why there are none."""
+
+    title: str
+    findings: Iterator[Finding]
+    note: str = ""
+
+
+def of_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
+    """The laws on the built model, then parity with every original that the recipe names."""
+    torch.manual_seed(seed)
+    yield Section("laws", obeys(build(recipe), seed))
+    systems = recipe.get("golden", [])
+    if not systems:
+        yield Section("parity", iter(()), "the recipe names no golden, so there is no original to compare with")
+    for system in systems:
+        yield parity(system)
+
+
+def obeys(module: Mixer | Model, seed: int = 0) -> Iterator[Finding]:
+    """The laws that concern it."""
+    subject = Subject(module)
+    for name, law in laws.concerning(subject).items():
+        yield attempt(name, laws.LIMIT, lambda law=law: law(subject), seed)
+        subject.source = 7
+
+
+def attempt(name: str, limit: float, law: Callable[[], Finding], seed: int = 0) -> Finding:
+    """What a law finds. One that cannot be run to its end does not hold, and the finding says why."""
+    torch.manual_seed(seed)
+    try:
+        return law()
+    except Exception as error:  # a user's part may do anything
+        return Finding(name, float("inf"), limit, f"{type(error).__name__}: {in_one_line(error)}{_where(error)}")
+
+
+def _where(error: Exception) -> str:
+    """The last line of a part that the error came through."""
+    at, where = error.__traceback__, ""
+    while at is not None:
+        path = Path(at.tb_frame.f_code.co_filename)
+        if at.tb_frame.f_globals.get("__name__", "").startswith(("regard.parts.", "regard_parts_of_user.")):
+            where = f" ({short(path)}, line {at.tb_lineno})"
+        at = at.tb_next
+    return where
+
+
+def parity(system: str) -> Section:
+    """Outputs and gradients against an original implementation: one finding for each of its golden files."""
+    title = f"parity with {system}"
+    files, cases = golden.found(system), golden.cases()
+    if not files:
+        return Section(title, iter(()), f"no golden: there is no {system}-*.safetensors in {short(golden.folder())}")
+    if system not in cases:
+        known = nearest(system, cases) if cases else ""
+        return Section(title, iter(()), f"not compared: tests/parity holds no case for it{known}")
+
+    def one(path: Path) -> Finding:
+        findings = cases[system](golden.Golden(path))
+        worst = max(findings, key=lambda finding: finding.worst / finding.limit)
+        return Finding(path.stem, worst.worst, worst.limit, f"{len(findings)} outputs and gradients")
+
+    return Section(title, (attempt(path.stem, 1e-5, lambda path=path: one(path)) for path in files))
+
+
+def of_file(file: str | Path, seed: int = 0) -> Iterator[Section]:
+    """The part in a Python file, in every variant that its `examples` name: a mixer by itself, others in a model."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UserError(f"there is no file '{file}'")
+    if not path.is_relative_to(BUILT_IN):
+        add_folder(path.parent)
+    contract = next((contract for contract in CONTRACTS if class_in(path, contract)), None)
+    if contract is None:
+        known = ", ".join(contract.__name__ for contract in CONTRACTS)
+        raise UserError(f"{short(path)} should define a class named after the file that is one of {known}")
+    name = path.stem
+    for example in find(contract, name).examples:
+        given = ", ".join(f"{key} = {value!r}" for key, value in example.items())
+        title = f"{contract.__name__.lower()} {name}" + (f" with {given}" if given else "")
+        torch.manual_seed(seed)
+        yield Section(title, _of_part(contract, {"part": name, **example}, seed))
+
+
+def _of_part(contract: type, spec: dict[str, Any], seed: int) -> Iterator[Finding]:
+    if contract is Mixer:
+        place = Place(encoder=1, decoder=2, memory=WIDTH)
+        yield from obeys(part(Mixer, spec, width=WIDTH, heads=HEADS, depth=2, place=place), seed)
+        return
+    if contract is Pattern:
+        given = {key: value for key, value in spec.items() if key != "part"}
+        pattern = find(Pattern, spec["part"])(**given)
+        yield attempt("keeps", 0.0, lambda: keeps(pattern))
+        if not pattern.fixed or blind(pattern, 23) is not None:
+            return
+        spec = pattern
+    model = build(_around(contract, spec))
+    yield from obeys(model, seed)
+    if contract is Position and find(Position, spec["part"]).relative:
+        yield attempt("shift", laws.LIMIT, lambda: shift(model), seed)
+
+
+def _around(contract: type, spec: Any) -> Recipe:
+    """A small model with the part in its slot."""
+    mixer: dict[str, Any] = {"part": "attention"}
+    layer: dict[str, Any] = {"mixer": mixer, "feedforward": "mlp", "wiring": "pre"}
+    model: dict[str, Any] = {"kind": "decoder", "width": WIDTH, "heads": HEADS, "depth": 2, "layer": layer}
+    if contract is Position:
+        if find(Position, spec["part"]).embed is Position.embed:
+            mixer["position"] = spec
+        else:
+            model["embed"] = {"part": "tokens", "position": spec}
+    elif contract is Pattern:
+        mixer["pattern"] = spec
+        model["kind"] = "decoder" if spec.causal else "encoder"
+    elif contract is Norm:
+        layer["wiring"], model["norm"] = {"part": "pre", "norm": spec}, spec
+    elif contract is Head:
+        model |= {"head": spec, "kind": "encoder" if find(Head, spec["part"]).pools else "decoder"}
+    elif contract is Score:
+        mixer["score"] = spec
+    else:
+        (layer if contract is Wiring else model)[contract.__name__.lower()] = spec
+    return {"vocab": VOCAB, "model": model}
+
+
+def shift(model: Model, by: int = 37, time: int = 13) -> Finding:
+    """A relative position: everything moved by as much changes nothing."""
+    model = model.double().eval()
+    mixer = model.stack._layers[0].mixers[0]
+    x = torch.randn(2, time, mixer.width, dtype=torch.float64)
+    at = torch.arange(time).expand(2, -1)
+    with torch.no_grad():
+        here, there = (mixer(x, Context(positions)) for positions in (at, at + by))
+    return Finding("shift", laws.differ(there, here), laws.LIMIT, f"all {time} places moved by {by}")
+
+
+def keeps(pattern: Pattern, length: int = 40) -> Finding:
+    """No key is dropped that a later query may see, and none comes back. The finding counts those that are."""
+    at = torch.arange(length)
+    kept = pattern.keeps(at[:, None], at[None, :])  # (key, now)
+    seen = pattern.mask(length).any(0).T  # (key, query)
+    wanted = seen.flip(1).cumsum(1).flip(1) > 0  # by a query at this time or later
+    wrong = int((wanted & ~kept & (at[:, None] <= at)).sum()) + int((kept[:, 1:] & ~kept[:, :-1]).sum())
+    return Finding("keeps", float(wrong), 0.0, f"keys dropped too early, among {length} places")

@@ -1,0 +1,41 @@
+"""The fused loss against the plain one: values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.kernels import cross_entropy as fused
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [3, 5, 512])
+def test_equals_plain(smoothing, with_bias, rows, monkeypatch):
+    monkeypatch.setattr(fused, "ROWS", rows)
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(11, dtype=torch.float64, requires_grad=True) if with_bias else None
+    target = torch.randint(11, (2, 7))
+    target[0, 3:] = -100
+    wanted = [t for t in (x, table, bias) if t is not None]
+
+    scores = F.linear(x, table, bias).flatten(0, 1)
+    plain = F.cross_entropy(scores, target.flatten(), label_smoothing=smoothing, reduction="sum")
+    nll = F.cross_entropy(scores, target.flatten(), reduction="sum")
+    expected = torch.autograd.grad(3 * plain, wanted)
+
+    loss, bare = fused.cross_entropy(x, table, bias, target, smoothing)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(bare, nll.detach())
+    for ours, theirs in zip(torch.autograd.grad(3 * loss, wanted), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nothing_asked():
+    """A batch in which no token counts has no loss and no gradient, and no NaN."""
+    x = torch.randn(4, 5, requires_grad=True)
+    loss, _ = fused.cross_entropy(x, torch.randn(11, 5), None, torch.full((4,), -100))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert torch.equal(x.grad, torch.zeros(4, 5))
