@@ -13,6 +13,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, path: tuple[str, ...] = (), file: str = ""):
+        message = " ".join(message.split("\n"))
         super().__init__(message)
         self.message = message
         self.path = path

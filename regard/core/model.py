@@ -124,11 +124,16 @@ class Model(nn.Module):
         """The longest sequence that the decoder side's positions allow."""
         return _limit(self.embed, self.stack)
 
+    @property
+    def source_limit(self) -> int | None:
+        """The longest source that the encoder's positions allow."""
+        return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
+
     def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """source (batch, source time) -> what the decoder looks at."""
         if self.encoder is None or self.source_embed is None:
             raise UserError(f"a model of kind '{self.kind}' has no encoder to give a source to")
-        context = self._begin(source, valid, segments, None, None, _limit(self.source_embed, self.encoder))
+        context = self._begin(source, valid, segments, None, None, self.source_limit)
         x, finals = self.encoder.finish(self.source_embed(source, context), context)
         return Memory(x, valid, finals)
 
@@ -139,7 +144,7 @@ class Model(nn.Module):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         memory: Memory | None = None,
-        pattern: Pattern | None = None,
+        pattern: Pattern | str | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
         """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives."""
@@ -200,6 +205,7 @@ class Model(nn.Module):
         self, tokens: Tensor, valid: Any, segments: Any, memory: Any, pattern: Any, limit: int | None
     ) -> Context:
         batch, time = _batch_and_time(tokens)
+        pattern = None if pattern is None else part(Pattern, pattern)
         if valid is not None:
             check_valid(valid, batch, time)
         if limit is not None and time > limit:

@@ -29,11 +29,11 @@ def names() -> list[str]:
 
 def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
     """A recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
-    path = _find(name)
+    written = read(name)
     try:
-        return choose(_read(path), size, overrides)
+        return choose(written, size, overrides)
     except UserError as error:
-        raise error.of(called(path)) from None
+        raise error.of(called(name)) from None
 
 
 def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -42,8 +42,7 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
     for key in recipe:
         if key not in SECTIONS:
             raise UserError(f"unknown entry '{key}'{nearest(str(key), SECTIONS)}")
-    if not isinstance(recipe.get("model"), dict):
-        raise UserError("a recipe needs a [model]")
+    _has_model(recipe)
     known = recipe.pop("size", {})
     if not isinstance(known, dict) or not all(isinstance(table, dict) for table in known.values()):
         raise UserError("holds tables, such as [size.tiny.model]", ("size",))
@@ -58,16 +57,24 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
             raise error.inside(size).inside("size") from None
     for text in overrides:
         override(recipe, text)
+    _has_model(recipe)
     return recipe
+
+
+def _has_model(recipe: Recipe) -> None:
+    if not isinstance(recipe.get("model"), dict):
+        raise UserError("a recipe needs a [model]")
 
 
 def sizes(name: str | Path) -> list[str]:
     """The names of a recipe's sizes."""
-    known = _read(_find(name)).get("size", {})
+    known = read(name).get("size", {})
     return list(known) if isinstance(known, dict) else []
 
 
-def _read(path: Path) -> Recipe:
+def read(name: str | Path) -> Recipe:
+    """A recipe as it is written, with all its sizes."""
+    path = _find(name)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

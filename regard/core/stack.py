@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .context import Context
 from .errors import UserError
@@ -78,6 +81,43 @@ class Layer(nn.Module):
         return stream
 
 
+class Again:
+    """A layer that keeps only what enters it. What it needs in the backward pass is computed once more then, with the
+    same random numbers and the same running statistics."""
+
+    def __init__(self, layer: Layer):
+        self.layer, self.wiring, self.mixers, self.modules = layer, layer.wiring, layer.mixers, layer.modules
+
+    def __call__(self, stream: Stream, context: Context) -> Stream:
+        return self._twice(self.layer, stream, context)
+
+    def finish(self, stream: Stream, context: Context) -> tuple[Stream, list]:
+        return self._twice(self.layer.finish, stream, context)
+
+    def _twice(self, run: Callable, stream: Stream, context: Context) -> Any:
+        running = [b for m in self.modules() if isinstance(m, Norm) and m.training for b in m.buffers()]
+        before = [b.clone() for b in running]
+        second = partial(_at, running, before) if running else nullcontext
+        return checkpoint(run, stream, context, use_reentrant=False, context_fn=lambda: (nullcontext(), second()))
+
+
+@contextmanager
+def _at(running: list[Tensor], before: list[Tensor]) -> Iterator[None]:
+    """Inside, running statistics are those from before; afterwards, those of now."""
+    now = [b.clone() for b in running]
+    _set(running, before)
+    try:
+        yield
+    finally:
+        _set(running, now)
+
+
+def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+
 class Stack(nn.Module):
     """`depth` layers and a last norm.
 
@@ -86,7 +126,12 @@ class Stack(nn.Module):
     norm:     after the last layer.
     position: one position part shared by all layers; a branch uses it by `position = "shared"`.
     share:    "layers": all layers of a kind are one and the same (ALBERT); "none".
+
+    recompute: set it to keep only what enters each layer, and compute the layer again in the backward pass (Chen et al.
+               2016, arXiv:1604.06174). Wirings that save memory in a way of their own are left to it.
     """
+
+    recompute = False
 
     def __init__(
         self,
@@ -161,7 +206,12 @@ class Stack(nn.Module):
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
         chain = first.chain if len(kinds) == 1 else Wiring.chain
-        return first.leave(chain(self._layers, stream, context), self.norm, context)
+        layers = [Again(layer) for layer in self._layers] if self._recomputes else self._layers
+        return first.leave(chain(layers, stream, context), self.norm, context)
+
+    @property
+    def _recomputes(self) -> bool:
+        return self.recompute and self.training and torch.is_grad_enabled()
 
     def finish(self, x: Tensor, context: Context) -> tuple[Tensor, tuple]:
         """As forward, with the last states of the mixers that offer a summary (an encoder's gift to its decoder)."""
@@ -171,7 +221,7 @@ class Stack(nn.Module):
         first = self._layers[0].wiring
         stream = first.enter(x)
         for layer in self._layers:
-            stream, more = layer.finish(stream, context)
+            stream, more = (Again(layer) if self._recomputes else layer).finish(stream, context)
             finals += more
         return first.leave(stream, self.norm, context), tuple(finals)
 

@@ -5,6 +5,7 @@ out = softmax(q k^T + bias, over the keys that the pattern allows) v
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from regard.core import Position, Score, Tap, UserError
@@ -20,9 +21,9 @@ class Attend(nn.Module):
 
     kernel:  reference  explicit weights, for taps, odd scores and tests
              sdpa       torch's fused kernel
-             blocks     only the key blocks that the pattern allows
-             flex       torch's flex_attention: CUDA, and CPU without gradients
-             auto       the fastest that can do the case
+             blocks     only the keys that a block of queries may see
+             flex       torch's flex_attention, compiled when first wanted: CUDA, and CPU without gradients
+             auto       sdpa, or blocks where that is faster
     dropout: of attention weights, in training.
     """
 
@@ -30,6 +31,8 @@ class Attend(nn.Module):
         super().__init__()
         if kernel not in KERNELS:
             raise UserError(f"unknown kernel '{kernel}' (known: {', '.join(KERNELS)})")
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout of attention weights must be at least 0 and below 1, not {dropout}")
         self.kernel, self.dropout = kernel, dropout
         self.weights = Tap()
 
@@ -42,16 +45,18 @@ class Attend(nn.Module):
         plain = q if plain is None else plain
         if kernel == "reference":
             return reference.attend(q, k, v, see, score, position, plain, drop, self.weights)
+        if kernel != "sdpa" and torch.is_autocast_enabled(q.device.type):  # which knows nothing of our own kernels
+            q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
         how = {"sdpa": sdpa, "blocks": blocks, "flex": flex}[kernel]
         return how.attend(q, k, v, see, position, plain, drop)
 
     def choose(self, q: Tensor, k: Tensor, see: See, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
-        weights need the explicit weights, whatever was asked for."""
+        weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
         if self.weights.watched or not score.is_dot or position.acts("read"):
             return "reference"
-        if self.kernel == "blocks" and not blocks.can(see):
-            return "sdpa"  # small steps and odd places
-        if self.kernel != "auto":
+        if self.kernel in ("reference", "sdpa"):
             return self.kernel
-        return "blocks" if blocks.pays(q, see, position, drop) else "sdpa"
+        if self.kernel == "auto":
+            return "blocks" if blocks.pays(q, see, position, drop) else "sdpa"
+        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].can(see) else "sdpa"

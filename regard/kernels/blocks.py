@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.core import Position
+from regard.core import Position, UserError
 
 from .layout import Look, outline, plan, share
 from .see import See
@@ -47,8 +47,6 @@ def pays(q: Tensor, see: See, position: Position, drop: float) -> bool:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float, block: int = BLOCK
 ) -> Tensor:
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
     heads, seed = q.shape[1], int(torch.randint(1 << 62, ())) if drop else 0
     plans = plan(outline(see.pattern), q.shape[2], block, q.device)[:heads]
     own = len(plans)  # heads that differ: head h follows the pattern's head h % own
@@ -130,7 +128,7 @@ class Sparse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, plain: Tensor | None, *learned: Tensor) -> Tensor:
-        ctx.job = job
+        ctx.job, ctx.learned = job, learned
         y = q.new_zeros(*q.shape[:3], v.shape[3])
         chance = torch.Generator(q.device).manual_seed(job.seed)
         with torch.autocast(q.device.type, enabled=False):
@@ -142,16 +140,17 @@ class Sparse(torch.autograd.Function):
                 if kept is not None:
                     weights *= kept
                 y[here] = spread(group(weights.to(v.dtype), v) @ values, q[here])
-        ctx.save_for_backward(q, k, v, y, plain, *learned)
+        ctx.save_for_backward(q, k, v, y, plain)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
-        q, k, v, y, plain, *learned = ctx.saved_tensors
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        bias = Bias(job, q, plain, learned)
+        q, k, v, y, plain = ctx.saved_tensors
+        exact = torch.promote_types(q.dtype, torch.float32)  # for sums over many blocks
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+        bias = Bias(job, q, plain, ctx.learned)
         chance = torch.Generator(q.device).manual_seed(job.seed)
         for here, look in job.pieces(q):
             q_here, dy_here, keys, values = q[here], dy[here], pick(k, here, look), pick(v, here, look)
@@ -163,18 +162,20 @@ class Sparse(torch.autograd.Function):
             d_weights = spread(group(dy_here, v) @ values.mT, q_here).to(weights.dtype)
             if kept is not None:
                 d_weights *= kept
-            d_scores = d_weights.sub_((dy_here * y[here]).sum(-1, keepdim=True)).mul_(weights)
+            d_scores = d_weights.sub_((dy_here.to(exact) * y[here]).sum(-1, keepdim=True)).mul_(weights)
             bias.back(d_scores, here)
             d_scores = group(d_scores.to(q.dtype), k)
             dq[here] = spread(d_scores @ keys, q_here)
             put(dk, here, look, d_scores.mT @ group(q_here, k))
-        return None, dq, dk, dv, bias.d_plain, *bias.d_learned
+        return None, dq, dk.to(k.dtype), dv.to(v.dtype), bias.d_plain, *bias.d_learned
 
 
 class Bias:
     """The position's bias in a backward, piece by piece: made again, and its gradients gathered."""
 
-    def __init__(self, job: Job, q: Tensor, plain: Tensor | None, learned: list[Tensor]):
+    def __init__(self, job: Job, q: Tensor, plain: Tensor | None, learned: tuple[Tensor, ...]):
+        if any(ours is not theirs for ours, theirs in zip(learned, job.position.parameters(), strict=False)):
+            raise UserError("the position's weights were exchanged since the forward: use kernel 'sdpa' for that")
         self.job, self.q, self.plain = job, q, plain
         self.wanted = [t for t in learned if t.requires_grad]
         self.d_plain = None if plain is None else torch.zeros_like(plain)
@@ -211,7 +212,7 @@ def put(dk: Tensor, here: tuple[slice, ...], look: Look, more: Tensor) -> None:
     if isinstance(look.keys, slice):
         dk[:, :, look.keys] += more
     else:
-        dk.index_add_(2, look.keys, more)
+        dk.index_add_(2, look.keys, more.to(dk.dtype))
 
 
 def group(q: Tensor, k: Tensor) -> Tensor:

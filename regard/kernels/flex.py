@@ -26,6 +26,11 @@ BLOCK = 128
 INSTEAD = "use kernel 'blocks' or 'sdpa'"
 
 
+def can(see: See) -> bool:
+    """Queries and keys must be the same positions from 0 on, and not few: torch's kernel for CPU errs at 24 of them."""
+    return see.fresh and see.key_at.shape[1] >= BLOCK
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
     if drop:
         raise UserError(f"kernel 'flex' cannot drop attention weights: {INSTEAD}, or no weight_dropout")
@@ -51,9 +56,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
             scale=1.0,
             enable_gqa=k.shape[1] != q.shape[1],
         )
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
         raise UserError(f"kernel 'flex' cannot be compiled here: {INSTEAD} ({in_one_line(error)[:120]})") from None
 
 

@@ -170,8 +170,7 @@ class Look(nn.Module):
         self.score = part(Score, score, dim=dim, heads=1, width=dim, key_dim=memory)
         wanted = getattr(self.score, "key_dim", dim)
         self.bring = nn.Identity() if wanted == memory else nn.Linear(memory, wanted, bias=False)
-        with torch.no_grad():
-            self.key_dim = self.score.key(torch.zeros(1, 1, 1, wanted)).shape[-1]
+        self.key_dim = self.score.cached or dim
 
     def source(self, context: Context, who: str) -> Source:
         if context.memory is None:

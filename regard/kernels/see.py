@@ -24,7 +24,7 @@ class See(NamedTuple):
     @property
     def causal_only(self) -> bool:
         """Nothing but 'not ahead', which index order alone decides."""
-        return self.fresh and str(self.pattern) == "causal"
+        return self.fresh and not self.holes and str(self.pattern) == "causal"
 
     def mask(self, heads: int) -> Tensor | None:
         """(batch or 1, heads or 1, n, m), True where a query may look; None when it may look everywhere."""

@@ -128,7 +128,7 @@ def _rows(allowed: Tensor, scale: int, ascii: bool) -> list[str]:
 def _shares(allowed: Tensor, scale: int) -> Tensor:
     """How much of each rectangle, twice as many queries as keys since signs are tall, is seen. At the edges only what
     is there counts."""
-    return F.avg_pool2d(allowed[None].float(), (2 * scale, scale), ceil_mode=True, count_include_pad=False)[0]
+    return F.avg_pool2d(allowed[None].float(), (2 * scale, scale), ceil_mode=True)[0]
 
 
 def _legend(scale: int, ascii: bool) -> str:

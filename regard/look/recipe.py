@@ -35,8 +35,8 @@ def heading(picture: Picture) -> str:
 
 
 def text(picture: Picture, width: int = 100) -> str:
-    """The recipe from input to output, its costs and its patterns, for a terminal of `width` columns."""
-    width = max(width, 60)
+    """The recipe from input to output, its costs and its patterns, for a terminal of `width` columns, 80 or more."""
+    width = max(width, 80)
     lines = [f"{picture.title}, {picture.year}" if picture.year else picture.title]
     lines += [*textwrap.wrap(picture.paper, width), *textwrap.wrap(picture.idea, width), ""]
     lines += textwrap.wrap(heading(picture), width)

@@ -85,9 +85,10 @@ class Attention(Mixer[Cache]):
         self.dim = dim or width // heads
         self.over = over
         self.pattern = part(Pattern, pattern if over == "self" or pattern != "causal" else "everything")
-        lost = blind(self.pattern, 256) if self.pattern.causal and self.pattern.fixed else None
-        if lost is not None:
-            raise UserError(f"pattern '{self.pattern}' leaves position {lost} with nothing to see")
+        if self.pattern.heads > heads:
+            raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there are {heads}")
+        if self.pattern.causal and self.pattern.fixed:
+            _check_sight(self.pattern, 1)
         self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
         self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
         if self.position.asks and not self.score.is_dot:
@@ -204,11 +205,15 @@ class Attention(Mixer[Cache]):
         return self.look(x, keys, values, see, context.valid), state
 
     def _pattern(self, context: Context) -> Pattern:
+        """The own one and the batch's, once it is sure that every query has something to see."""
         pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
+        batch = context.positions.shape[0]
+        if pattern.rows not in (1, batch):
+            raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {batch}")
         if context.fresh:
-            lost = blind(pattern, context.positions.shape[1], context.valid)
-            if lost is not None:
-                raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see")
+            _check_sight(pattern, context.positions.shape[1], context.valid)
+        elif pattern.fixed:
+            _check_sight(pattern, context.last + 1)
         return pattern
 
     def cost(self, length: int, past: int = 0) -> Cost:
@@ -237,6 +242,12 @@ class Attention(Mixer[Cache]):
                 yield m.weight
 
 
+def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
+    lost = blind(pattern, length, valid)
+    if lost is not None:
+        raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see")
+
+
 def write(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
     """cache[row, slot[row, i]] = new[row, i]: in place, unless a gradient has to find its way back."""
     rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
@@ -252,7 +263,7 @@ def _position(spec: Position | str | dict, place: Place | None, **inherited: int
         return place.position
     position = part(Position, spec, **inherited)
     if position.acts("embed"):
-        name = type(position).__name__.lower()
+        name = name_of(position)
         raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")
     return position
 

@@ -1,0 +1,242 @@
+"""The command line: what systems there are, what stands in one, whether it holds. Mistakes are told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard import UserError, __version__, add_folder
+from regard.core import recipe as recipes
+
+VOCAB = 10_000  # where neither the recipe nor the user says
+SMALL_VOCAB = 61  # the laws need few words
+
+app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A recipe of regard's, or a file of yours.")]
+Size = Annotated[str | None, typer.Option("--size", help="One of the recipe's sizes.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change an entry: model.width=256.")]
+Parts = Annotated[list[Path] | None, typer.Option("--parts", metavar="DIR", help="A folder with parts of yours.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def regard(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Every Transformer, one core."""
+    if version:
+        typer.echo(f"regard {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def systems(as_json: AsJson = False) -> None:
+    """The systems that there are: year, idea, sizes and parameters."""
+    rows = list(_systems())
+    if as_json:
+        return _dump(rows)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
+    table.add_column("system", no_wrap=True, style="bold")
+    table.add_column("year", no_wrap=True)
+    table.add_column("idea and paper", ratio=1)
+    table.add_column("size", no_wrap=True)
+    table.add_column("parameters", no_wrap=True, justify="right")
+    from regard.look.recipe import amount
+
+    for row in rows:
+        idea = Text(row["idea"]).append(f"\n{row['paper']}", style="dim")
+        names, counts = "\n".join(row["sizes"]), "\n".join(amount(n) for n in row["sizes"].values())
+        table.add_row(row["name"], str(row["year"] or ""), idea, names, counts)
+    console = Console()
+    console.print(table)
+    console.print(f"* the default. Parameters are at a vocabulary of {VOCAB:,} unless a recipe has its own.")
+
+
+def _systems() -> Iterator[dict[str, Any]]:
+    from regard.look.sketch import parameters
+
+    for name in recipes.names():
+        written = recipes.read(name)
+        known: list[tuple[dict, int]] = []  # a size that changes nothing is not built again
+        counts: dict[str, int] = {}
+        for size in [None, *written.get("size", {})]:
+            recipe = recipes.choose(written, size)
+            recipe.setdefault("vocab", VOCAB)
+            count = next((number for one, number in known if one == recipe), None)
+            if count is None:
+                count = parameters(recipe)
+                known.append((recipe, count))
+            counts[size or "default"] = count
+        same = [size for size, count in counts.items() if size != "default" and count == counts["default"]]
+        if same:  # the default goes by the name that it has
+            counts = {f"{size} *" if size == same[0] else size: n for size, n in counts.items() if size != "default"}
+        yield {key: written.get(key) for key in ("title", "year", "paper", "idea")} | {"name": name, "sizes": counts}
+
+
+@app.command()
+def show(
+    name: Name,
+    size: Size = None,
+    sets: Sets = None,
+    vocab: Annotated[str | None, typer.Option(metavar="N", help="Vocabulary: a number, or source,target.")] = None,
+    parts: Parts = None,
+    as_json: AsJson = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
+) -> None:
+    """A recipe as a picture: layers, shapes, parameters, costs, growth, patterns."""
+    from regard.look import recipe as picture
+    from regard.look.anatomy import describe
+    from regard.look.sketch import sketch
+
+    recipe = _load(name, size, sets, parts, _vocab(vocab) or VOCAB, vocab is not None)
+    with _told_of(name):
+        described = describe(sketch(recipe))
+    if png is not None:
+        if not png.absolute().parent.is_dir():
+            raise UserError(f"there is no folder {png.parent} to write {png.name} into")
+        picture.png(described, png)
+    if as_json:
+        return _dump(asdict(described))
+    console = Console()
+    console.print(Text(picture.text(described, min(console.width, 100))))
+    if png is not None:
+        console.print(f"drawn in {png}")
+
+
+@app.command()
+def verify(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE.toml|PART.py", help="A recipe, or a part of your own.")],
+    size: Annotated[str | None, typer.Option("--size", help="One of its sizes; tiny where there is one.")] = None,
+    sets: Sets = None,
+    parts: Parts = None,
+    seed: Annotated[int, typer.Option(help="Of the weights and of what is tried.")] = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Run the laws on this machine, and the comparison with the originals where there is a golden."""
+    from regard.verify import report
+
+    if name.endswith(".py"):
+        for folder in parts or []:
+            add_folder(folder)
+        return _judge(f"the part in {name}", report.of_file(name, seed), as_json)
+    if size is None and "tiny" in recipes.sizes(name):
+        size = "tiny"
+    recipe = _load(name, size, sets, parts, SMALL_VOCAB, False)
+    with _told_of(name):
+        return _judge(name + (f", size {size}" if size else ""), report.of_recipe(recipe, seed), as_json)
+
+
+def _judge(what: str, sections: Iterator[Any], as_json: bool) -> int:
+    """Prints findings as they are made. 0 when all hold."""
+    console = Console(quiet=as_json)
+    told, broken, worst = [], [], 0.0
+    for section in sections:
+        console.print(Text("\n".join([what] * (not told) + ["", section.title]), style="bold"))
+        if section.note:
+            console.print(Text(f"  – {section.note}"))
+        found = []
+        for finding in section.findings:
+            console.print(_line(finding))
+            found.append(finding._asdict() | {"holds": finding.holds, "worst": _finite(finding.worst)})
+            broken += [] if finding.holds else [f"{finding.law} ({section.title})"]
+            worst = max(worst, finding.worst)
+        told.append({"title": section.title, "note": section.note, "findings": found})
+    if as_json:
+        _dump({"what": what, "holds": not broken, "sections": told})
+    count = sum(len(section["findings"]) for section in told)
+    held = f"all {count} hold; the largest difference seen is {worst:.1e}"
+    console.print(
+        Text(f"\n{len(broken)} of {count} broken: {', '.join(broken)}" if broken else f"\n{held}", style="bold")
+    )
+    return 1 if broken else 0
+
+
+def _line(finding: Any) -> Table:
+    sign = Text("✓", style="green") if finding.holds else Text("✗", style="red")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    line.add_column(width=3, justify="right")
+    line.add_column(min_width=9, no_wrap=True)
+    line.add_column(width=7, justify="right")
+    line.add_column()
+    line.add_row(sign, finding.law, f"{finding.worst:.1e}" if finding.worst else "0", Text(finding.detail, style="dim"))
+    return line
+
+
+def _finite(number: float) -> float | None:
+    return number if number < float("inf") else None
+
+
+def _load(
+    name: str, size: str | None, sets: list[str] | None, parts: list[Path] | None, vocab: int | list[int], said: bool
+) -> recipes.Recipe:
+    """The recipe as asked for. `vocab` is taken where the recipe has none, or where the user said it."""
+    for folder in parts or []:
+        add_folder(folder)
+    recipe = recipes.load(name, size, sets or ())
+    recipe["vocab"] = vocab if said else recipe.get("vocab", vocab)
+    return recipe
+
+
+def _vocab(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    numbers = text.replace("_", "").split(",")
+    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise UserError(f"--vocab takes a number, or two with a comma: source,target; not '{text}'")
+    return int(numbers[0]) if len(numbers) == 1 else [int(number) for number in numbers]
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """Errors from inside say which recipe they are about."""
+    try:
+        yield
+    except UserError as error:
+        raise error.of(recipes.called(name)) from error.__cause__
+
+
+def _dump(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when all is well, 1 when something does not hold, 2 when the user has to mend something, 130 after Ctrl-C."""
+    try:
+        code = app(arguments, prog_name="regard", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        told = str(error) if isinstance(error, UserError) else _usage(error)
+        if told is None:
+            raise
+        print(f"regard: {told}", file=sys.stderr)
+        return 2
+
+
+def _usage(error: Exception) -> str | None:
+    """What typer says about a command line that it does not understand."""
+    tell = getattr(error, "format_message", None)
+    return None if tell is None else f"{tell().rstrip('.')} (see regard --help)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

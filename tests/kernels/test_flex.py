@@ -1,0 +1,105 @@
+"""The flex kernel against the reference: its tables, one real compilation, and what it cannot do."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+
+from regard.core import Pattern, Position, Score, Tap, UserError, part
+from regard.kernels import See, flex, reference
+from regard.parts.patterns.segment import Segment
+
+
+class Case:
+    """Random q, k, v for six heads, and what they may see."""
+
+    def __init__(self, pattern: Pattern | str, length: int, pad: tuple = (), kv_heads: int = 6, position: str = "none"):
+        torch.manual_seed(length)
+        at = torch.arange(length)[None]
+        marked = torch.where(at < torch.tensor(pad)[:, None], at, -1) if pad else at
+        self.see = See(part(Pattern, pattern), at, marked, fresh=True, holes=bool(pad))
+        self.q = torch.randn(2, 6, length, 16)
+        self.k, self.v = (torch.randn(2, kv_heads, length, 16) for _ in range(2))
+        self.position = part(Position, position, width=96, heads=6, dim=16)
+
+    def check(self) -> None:
+        with torch.no_grad():
+            have = flex.attend(self.q, self.k, self.v, self.see, self.position, self.q, 0.0)
+            want = reference.attend(self.q, self.k, self.v, self.see, Score(), self.position, self.q, 0.0, Tap())
+        assert torch.allclose(have, want, rtol=1e-4, atol=1e-5), f"{(have - want).abs().max():.1e}"
+
+
+CASES = (
+    Case("causal & window(37)", 130),
+    Case("everything", 257, pad=(257, 100)),
+    Case("causal & heads(window(5), stride(3))", 140, position="alibi"),
+    Case("causal & ~window(4)", 129, kv_heads=2, position="t5"),
+)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.see.pattern))
+def test_tables(case, monkeypatch):
+    """Without the compiler, which takes its time: the same tables, looked up one by one."""
+    monkeypatch.setattr(flex, "compiled", lambda device: flex_attention)
+    torch.compiler.reset()
+    case.check()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled():
+    torch.compiler.reset()
+    Case("causal & heads(window(9), stride(3))", 150, pad=(150, 70), kv_heads=2, position="alibi").check()
+
+
+def test_rows_differ():
+    """The table of blocks says what the pattern says, in every row and head."""
+    ids = torch.randint(0, 9, (3, 200)).sort(1).values
+    see = Case(part(Pattern, "heads(window(4), stride(3))") & Segment(ids), 200, pad=(200, 150, 1)).see
+    mask, want = flex.mask_of(see, 6), see.mask(6)
+    at = torch.arange(200)
+    rows, heads = torch.arange(3)[:, None, None, None], torch.arange(6)[:, None, None]
+    assert torch.equal(mask.mask_mod(rows, heads, at[:, None], at), want)
+    visited = torch.zeros(3, 6, 2, 2, dtype=torch.bool)
+    for count, which in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
+        for line in torch.cartesian_prod(torch.arange(3), torch.arange(6), torch.arange(2)).tolist():
+            visited[tuple(line)][which[tuple(line)][: count[tuple(line)]].long()] = True
+    wide = nn.functional.pad(want, (0, 56, 0, 56)).unflatten(3, (2, 128)).unflatten(2, (2, 128))
+    assert torch.equal(visited, wide.any(5).any(3))
+
+
+class Odd(Position):
+    """Its bias goes neither by distance nor, unless it says so, by the query."""
+
+    def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
+        return torch.cos(query_at * key_at + q[..., :1])
+
+
+def test_says_what_it_cannot_do():
+    case = Case("causal", 130)
+
+    def run(q: Tensor, position: Position, drop: float = 0.0) -> None:
+        flex.attend(q, q, q, case.see, position, q, drop)
+
+    with pytest.raises(UserError, match="has no gradients on CPU"):
+        run(case.q.clone().requires_grad_(), case.position)
+    with pytest.raises(UserError, match="cannot drop"):
+        run(case.q, case.position, 0.1)
+    with pytest.raises(UserError, match="float64"):
+        run(case.q.double(), case.position)
+    odd = Odd()
+    with pytest.raises(UserError, match="which does not go by distance alone"):
+        run(case.q, odd)
+    odd.asks = True
+    with pytest.raises(UserError, match="which asks the query"):
+        run(case.q, odd)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_without_a_compiler(monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("there-is-no-such-compiler",))
+    torch.compiler.reset()
+    with pytest.raises(UserError, match="cannot be compiled here: use kernel 'blocks'"):
+        Case("causal & window(3)", 133).check()

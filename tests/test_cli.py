@@ -1,0 +1,295 @@
+"""The command line as its users meet it: what it prints, how wide, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.cli import main
+from regard.core import parts, recipe
+from regard.look import anatomy, sketch
+from regard.look import recipe as picture
+from regard.verify import golden, laws, report
+
+NAMES = recipe.names()
+PARTS = Path(regard.__file__).parent / "parts"
+
+MINE = """
+title = "Mine"
+idea  = "Two kinds of layer in turns."
+vocab = 61
+[model]
+kind = "decoder"
+width = 24
+heads = 3
+depth = 5
+[[model.layer]]
+mixer = "attention"
+[[model.layer]]
+mixer = { part = "attention", pattern = "causal & window(5)", position = "rotary" }
+feedforward = { part = "mlp", hidden = 48 }
+"""
+
+ECHO = """
+from typing import NamedTuple
+import torch
+from regard.core import Cost, Mixer
+
+class Last(NamedTuple):
+    x: torch.Tensor
+
+class Echo(Mixer[Last]):
+    def __init__(self, width: int):
+        super().__init__()
+        self.width, self.scale = width, torch.nn.Parameter(torch.ones(width))
+    def start(self, context, capacity):
+        return Last(self.scale.new_zeros(context.positions.shape[0], 1, self.width))
+    def step(self, x, state, context):
+        before = torch.cat((state.x, x), 1)
+        return before[:, :-1] * self.scale, Last({last})
+    def cost(self, length, past=0):
+        return Cost(0, self.width * self.scale.element_size())
+"""
+RIGHT = "before[torch.arange(len(x)), context.lengths][:, None]"
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "added", [])
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "mine.toml").write_text(MINE)
+    return tmp_path
+
+
+def said(capsys, arguments: list[str], code: int = 0) -> str:
+    assert main(arguments) == code
+    told = capsys.readouterr()
+    assert told.err == ""
+    return told.out
+
+
+def described(name: str, size: str | None = None, overrides: tuple[str, ...] = ()) -> anatomy.Picture:
+    made = recipe.load(name, size, overrides)
+    made.setdefault("vocab", 1000)
+    return anatomy.describe(sketch.sketch(made))
+
+
+def test_help_and_version(capsys):
+    assert all(word in said(capsys, []) for word in ("systems", "show", "verify"))
+    assert said(capsys, ["--version"]).strip() == f"regard {regard.__version__}"
+
+
+def test_systems(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = said(capsys, ["systems"]).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert [line.split()[0] for line in lines if line.split()[:1] != [] and line.split()[0] in NAMES] == NAMES
+    rows = json.loads(said(capsys, ["systems", "--json"]))
+    assert [row["name"] for row in rows] == NAMES
+    assert all(row["idea"] and row["paper"] and row["year"] and row["sizes"] for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters(name):
+    """Counted by kinds of layer and without weights, they are those of a built model, and of the picture in all."""
+    for size in recipe.sizes(name):
+        made = recipe.load(name, size)
+        made.setdefault("vocab", 1000)
+        whole = sketch.sketch(made)
+        assert all(p.is_meta for p in whole.parameters())
+        counted = sketch.count(whole)
+        assert sketch.parameters(made) == counted
+        if size == "tiny":
+            assert sketch.count(regard.build(made)) == counted
+            drawn = anatomy.describe(whole)
+            boxes = [box for tower in drawn.towers for box in (*tower.before, *tower.after)]
+            layers = sum(group.parameters for tower in drawn.towers for group in tower.groups)
+            assert sum(box.parameters for box in boxes) + layers + drawn.head.parameters == counted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_fit(name, monkeypatch):
+    monkeypatch.setattr(anatomy, "LENGTHS", (32, 64))
+    drawn = described(name, "tiny")
+    for width in (80, 100):
+        text = picture.text(drawn, width)
+        assert max(len(line) for line in text.splitlines()) <= width
+        assert text.startswith(drawn.title)
+        for tower in drawn.towers:
+            assert tower.side in text
+            assert all(f"{box.name} " in text and box.part in text for box in tower.boxes)
+
+
+def test_layers_that_come_again_are_drawn_once(mine, capsys):
+    drawn = described("mine.toml")
+    groups = drawn.towers[0].groups
+    assert [(group.times, len(group.layers)) for group in groups] == [(2, 2), (1, 1)]
+    assert drawn.patterns == {"causal": ["decoder mixer"], "causal & window(5)": ["decoder mixer"]}
+    assert [g.part for g in drawn.grows] == ["attention", "attention"]
+    text = said(capsys, ["show", "mine.toml"])
+    assert "layer × 2" in text
+    assert "causal & window(5)" in text
+    assert "hidden 48" in text
+    assert "vocabulary 61" in text
+    shared = described("mine.toml", overrides=("model.share='layers'",))
+    assert shared.towers[0].groups[0].parameters * 2 == groups[0].parameters
+    assert "one set of weights" in picture.text(shared)
+
+
+def test_costs_are_the_models_own(mine):
+    drawn = described("mine.toml")
+    model = regard.build("mine.toml")
+    for spent in drawn.spent:
+        assert spent.token == model.cost(1, spent.length).flops
+        assert spent.whole == model.cost(spent.length).flops // spent.length
+        assert spent.state == model.cost(spent.length).state
+    assert [spent.length for spent in drawn.spent] == [512, 8192]
+    limited = described("transformer-decoder", "tiny", ("model.embed.position={part='learned', length=700}",))
+    assert limited.spent[0].token
+    assert limited.spent[1] == anatomy.Spent(8192, None, None, None, None, "its positions reach 700")
+
+
+def test_show_for_programs(mine, capsys):
+    data = json.loads(said(capsys, ["show", "mine.toml", "--json", "--vocab", "7,9", "--set", "model.depth=1"]))
+    assert data["vocab"] == [7, 9]
+    assert data["towers"][0]["depth"] == 1
+    assert data["parameters"] == sketch.count(regard.build("mine.toml", vocab=(7, 9), overrides=["model.depth=1"]))
+
+
+@pytest.mark.parametrize("name", ["transformer", "mine.toml"])
+def test_drawings(mine, name, capsys):
+    out = said(capsys, ["show", name, "--png", "drawn.png", *(["--size", "tiny"] if name == "transformer" else [])])
+    assert out.rstrip().endswith("drawn in drawn.png")
+    assert (mine / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in mine.iterdir()) == ["drawn.png", "mine.toml"]
+
+
+def test_verify(mine, capsys):
+    text = said(capsys, ["verify", "mine.toml"])
+    assert text.count("✓") == 6
+    assert "names no golden" in text
+    assert "all 6 hold" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    data = json.loads(said(capsys, ["verify", "mine.toml", "--json", "--seed", "3"]))
+    assert data["holds"]
+    assert [finding["law"] for finding in data["sections"][0]["findings"]] == list(laws.concerning(subject()))
+
+
+def subject() -> laws.Subject:
+    return laws.Subject(regard.build("mine.toml"))
+
+
+def test_verify_takes_the_tiny_size(mine, capsys, monkeypatch):
+    monkeypatch.setattr(
+        report, "of_recipe", lambda made, seed: iter([report.Section(str(made["model"]["width"]), iter(()))])
+    )
+    (mine / "sized.toml").write_text(MINE + "[size.tiny.model]\nwidth = 12\n[size.big.model]\nwidth = 48\n")
+    assert "size tiny\n\n12" in said(capsys, ["verify", "sized.toml"])
+    assert "size big\n\n48" in said(capsys, ["verify", "sized.toml", "--size", "big"])
+    assert "mine.toml\n\n24" in said(capsys, ["verify", "mine.toml"])
+
+
+def test_parity_is_reported(mine, capsys, monkeypatch):
+    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    system = next(system for system in sorted(golden.cases()) if golden.found(system))
+    (mine / "mine.toml").write_text(f'golden = ["{system}", "nosuch"]\n' + MINE)
+    text = said(capsys, ["verify", "mine.toml"])
+    assert f"✓  {system}-" in text
+    assert "no golden: there is no nosuch-*.safetensors" in text.replace("\n    ", " ")
+    monkeypatch.setattr(golden, "cases", lambda: {})
+    assert "tests/parity holds no case" in said(capsys, ["verify", "mine.toml"])
+    monkeypatch.setattr(golden, "cases", lambda: {system: lambda one: [laws.Finding("out", 1.0, 1e-5)]})
+    assert f"1 of 2 broken: {system}-" in said(capsys, ["verify", "mine.toml"], 1)
+
+
+def test_findings_come_one_by_one(mine, monkeypatch):
+    """The first is there before the second is looked for."""
+    ran = []
+    tried = {name: (lambda subject, name=name: ran.append(name) or laws.Finding(name, 0.0, 1.0)) for name in "abc"}
+    monkeypatch.setattr(laws, "concerning", lambda subject: tried)
+    section = next(report.of_recipe(recipe.load("mine.toml")))
+    assert next(section.findings).law == "a"
+    assert ran == ["a"]
+
+
+def test_verify_a_part_of_ones_own(mine, capsys):
+    (mine / "echo.py").write_text(ECHO.replace("{last}", RIGHT))
+    assert "mixer echo" in said(capsys, ["verify", "echo.py"])
+    wrong = mine / "wrong"
+    wrong.mkdir()
+    (wrong / "echo.py").write_text(ECHO.replace("{last}", "x[:, -1:]"))  # forgets that rows are ragged
+    parts.added.clear()
+    text = said(capsys, ["verify", "wrong/echo.py"], 1)
+    assert "✗  cuts" in text
+    assert "✓  cost" in text
+    (mine / "wrong.toml").write_text(MINE.replace('"attention"\n', '"echo"\n', 1))
+    parts.added.clear()
+    assert "✗  cuts" in said(capsys, ["verify", "wrong.toml", "--parts", "wrong"], 1)
+
+
+def test_a_part_that_breaks_is_a_law_that_is_broken(mine, capsys):
+    (mine / "echo.py").write_text(ECHO.replace("{last}", "x[:, :0] @ x"))
+    text = " ".join(said(capsys, ["verify", "echo.py"], 1).split())
+    assert "✗ cuts inf RuntimeError" in text
+    assert "echo.py, line 17" in text
+    assert "Traceback" not in text
+
+
+KINDS = {
+    "positions/rotary": "shift", "positions/sinusoidal": "alone", "patterns/window": "keeps", "norms/rms": "alone",
+    "wirings/post": "alone", "scores/dot": "alone", "heads/classify": "alone", "embeds/tokens": "alone",
+    "feedforwards/mlp": "alone",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_part(mine, capsys, monkeypatch, kind):
+    """Each is tried in its slot, in every variant that it names."""
+    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    path = PARTS / f"{kind}.py"
+    text = said(capsys, ["verify", str(path)])
+    examples = next(found for contract in report.CONTRACTS if (found := parts.class_in(path, contract))).examples
+    assert text.count(f"✓  {KINDS[kind]} ") == len(examples)
+
+
+def test_a_pattern_that_forgets_too_early(mine, capsys, monkeypatch):
+    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    text = (PARTS / "patterns" / "window.py").read_text().replace("Window", "Hasty")
+    (mine / "hasty.py").write_text(text.replace("now - key_at < self.size", "now - key_at < self.size - 1"))
+    assert "✗  keeps" in said(capsys, ["verify", "hasty.py"], 1)
+
+
+def test_unknown_words(capsys):
+    for arguments, words in (
+        (["shwo"], "Did you mean 'show'?"),
+        (["show"], "Missing argument"),
+        (["show", "transformer", "--siz", "tiny"], "--size"),
+        (["verify", "transformer", "--seed", "x"], "--seed"),
+    ):
+        assert main(arguments) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert words in told
+
+
+def test_interrupted(capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "names", stop)
+    assert main(["systems"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_as_a_program(mine):
+    """The installed command: exit codes, no stack trace, and no complaint when the reader leaves early."""
+    command = str(Path(sys.executable).parent / "regard")
+    lost = subprocess.run([command, "show", "nosuch"], capture_output=True, text=True)
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert lost.stderr.startswith("regard: unknown recipe 'nosuch'")
+    early = subprocess.run(f"{command} show mine.toml | head -1", shell=True, capture_output=True, text=True)
+    assert (early.stdout, early.stderr) == ("Mine\n", "")
