@@ -1,6 +1,6 @@
 """Projection, softmax and cross-entropy in one: the scores of all tokens never exist together.
 
-    loss = sum over rows of  (1 - s) (-log p[target]) + s mean over the vocabulary of (-log p),     p = softmax(x W^T + b)
+    loss = sum over rows of  (1 - s) (-log p[target]) + s mean over all words of (-log p),     p = softmax(x W^T + b)
 
 Rows are taken some at a time and the gradient is made on the way, so that a batch of 4,096 tokens over 10,000 words
 needs no 160 MB of scores, written and read several times over.
