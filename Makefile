@@ -1,7 +1,10 @@
 # Two commands on a fresh machine: `make test` and `make demo`. Each sets itself up in .venv.
 PYTHON ?= python3
 
-.PHONY: test lint setup clean
+.PHONY: demo test lint setup clean
+
+demo: setup
+	.venv/bin/regard demo $(if $(FULL),--full)
 
 test: setup lint
 	.venv/bin/pytest

@@ -173,8 +173,8 @@ def plan_cost(given: argparse.Namespace) -> str:
     return f"Deriving the plan of `{pattern}` at {length}, once: {time.perf_counter() - begin:.2f} s."
 
 
-def markdown(given: argparse.Namespace, lines: list[list[str]], grown: list[list[str]], notes: list[str]) -> str:
-    text = ["## Patterns: linear where it should be", "", *notes, ""]
+def markdown(lines: list[list[str]], grown: list[list[str]], notes: list[str]) -> str:
+    text = ["## Patterns: linear where it should be", "", *(f"- {note}" for note in notes), ""]
     for head, body in ((HEAD, lines), (["contender", "time grows as", "memory grows as"], grown)):
         text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         text += ["| " + " | ".join(line) + " |" for line in body] + [""]
@@ -210,7 +210,7 @@ def main() -> None:
         small.add_row(*line)
     console.print(small)
     if given.write:
-        write(markdown(given, lines, grown, notes))
+        write(markdown(lines, grown, notes))
         console.print(f"written to {RESULTS}")
 
 

@@ -1,6 +1,21 @@
 """regard: every Transformer, one core."""
 
-from .core import UserError, add_folder, build, load, restore, save, select, watch
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .core import UserError, add_folder, build, restore, save, select, watch
+
+if TYPE_CHECKING:
+    from .run import Run
 
 __all__ = ["UserError", "add_folder", "build", "load", "restore", "save", "select", "watch"]
 __version__ = "0.1.0"
+
+
+def load(folder: str | Path, device: str = "cpu") -> Run:
+    """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict."""
+    from .run import load  # brings tokenizers and much else along
+
+    return load(folder, device)

@@ -150,6 +150,7 @@ class Sparse(torch.autograd.Function):
         q, k, v, y, plain = ctx.saved_tensors
         exact = torch.promote_types(q.dtype, torch.float32)  # for sums over many blocks
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+        told = (dy.to(exact) * y).sum(-1, keepdim=True)  # (batch, heads, n, 1)
         bias = Bias(job, q, plain, ctx.learned)
         chance = torch.Generator(q.device).manual_seed(job.seed)
         for here, look in job.pieces(q):
@@ -162,7 +163,7 @@ class Sparse(torch.autograd.Function):
             d_weights = spread(group(dy_here, v) @ values.mT, q_here).to(weights.dtype)
             if kept is not None:
                 d_weights *= kept
-            d_scores = d_weights.sub_((dy_here.to(exact) * y[here]).sum(-1, keepdim=True)).mul_(weights)
+            d_scores = d_weights.sub_(told[here]).mul_(weights)
             bias.back(d_scores, here)
             d_scores = group(d_scores.to(q.dtype), k)
             dq[here] = spread(d_scores @ keys, q_here)

@@ -52,20 +52,29 @@ def test_compiled():
     Case("causal & heads(window(9), stride(3))", 150, pad=(150, 70), kv_heads=2, position="alibi").check()
 
 
-def test_rows_differ():
-    """The table of blocks says what the pattern says, in every row and head."""
-    ids = torch.randint(0, 9, (3, 200)).sort(1).values
-    see = Case(part(Pattern, "heads(window(4), stride(3))") & Segment(ids), 200, pad=(200, 150, 1)).see
-    mask, want = flex.mask_of(see, 6), see.mask(6)
-    at = torch.arange(200)
-    rows, heads = torch.arange(3)[:, None, None, None], torch.arange(6)[:, None, None]
-    assert torch.equal(mask.mask_mod(rows, heads, at[:, None], at), want)
-    visited = torch.zeros(3, 6, 2, 2, dtype=torch.bool)
-    for count, which in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
-        for line in torch.cartesian_prod(torch.arange(3), torch.arange(6), torch.arange(2)).tolist():
-            visited[tuple(line)][which[tuple(line)][: count[tuple(line)]].long()] = True
-    wide = nn.functional.pad(want, (0, 56, 0, 56)).unflatten(3, (2, 128)).unflatten(2, (2, 128))
-    assert torch.equal(visited, wide.any(5).any(3))
+IDS = torch.randint(0, 9, (3, 300), generator=torch.Generator().manual_seed(0)).sort(1).values
+
+
+@pytest.mark.parametrize("by_row", ["causal", "heads(window(4), stride(3), everything) & segment", "~segment"])
+def test_lists(by_row):
+    """The mask of every pair, and which blocks are visited or full, are those of the pattern in every row and head."""
+    names = {"causal": "causal", "~segment": ~Segment(IDS)}
+    pattern = names.get(by_row) or part(Pattern, "heads(window(4), stride(3), everything)") & Segment(IDS)
+    see = Case(pattern, 300, pad=(300, 150, 1)).see
+    mask, want = flex.mask_of(see, 6), see.mask(6).expand(3, -1, 300, 300)
+    heads = want.shape[1]
+    at = torch.arange(300)
+    rows, of_head = torch.arange(3)[:, None, None, None], torch.arange(heads)[:, None, None]
+    assert torch.equal(mask.mask_mod(rows, of_head, at[:, None], at), want)
+    blocks = nn.functional.pad(want, (0, 84, 0, 84)).unflatten(3, (3, 128)).unflatten(2, (3, 128)).transpose(3, 4)
+    full = blocks.flatten(4).all(-1)
+    some = blocks.flatten(4).any(-1) & ~full
+    for chosen, count, which in (
+        (some, mask.kv_num_blocks, mask.kv_indices),
+        (full, mask.full_kv_num_blocks, mask.full_kv_indices),
+    ):
+        listed = torch.zeros_like(chosen).scatter(-1, which.long(), torch.arange(3) < count[..., None])
+        assert torch.equal(listed, chosen)
 
 
 class Odd(Position):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Mixer, Pattern, Position, Score, Tap, UserError, part, watch
+from regard.core import Pattern, Position, Score, Tap, UserError, part
 from regard.kernels import Attend, See, blocks, layout, reference, sdpa
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.patterns.segment import Segment
@@ -156,6 +156,7 @@ def batch_patterns(length: int) -> dict[str, Pattern]:
         "documents or near": Segment(ids) | part(Pattern, "window(3)"),
         "no documents": ~Segment(ids),
         "by head": part(Pattern, "heads(window(4), stride(3))") & Segment(ids),
+        "documents or by head": Segment(ids) | part(Pattern, "heads(window(4), stride(3))"),
         "graphs": Matrix(graph),
         "one graph": Matrix(graph[0]),
     }
@@ -247,6 +248,19 @@ def test_dropout_differs_from_call_to_call():
     assert not torch.equal(one, two)
 
 
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocks"])
+def test_dropout_is_for_training(kernel):
+    case = Case("causal & window(4)", 13)
+    attend = Attend(kernel, 0.5)
+
+    def run() -> Tensor:
+        return attend(case.q, case.k, case.v, case.see, Score(), case.position)
+
+    assert not torch.allclose(run(), case.run(reference)[0])
+    attend.eval()
+    assert torch.allclose(run(), case.run(reference)[0])
+
+
 @dataclass(frozen=True)
 class Spy(Pattern):
     """A window that notes how many pairs it is asked about at once."""
@@ -285,8 +299,19 @@ def test_exchanged_weights_are_refused():
         y.sum().backward()
 
 
+class Wave(Position):
+    """Learned, of the key's place as it is given: autograd has to remember that place."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
+        return torch.cos(key_at * self.rate)
+
+
 def test_made_in_inference_and_met_in_training():
-    position = part(Position, "transformer_xl", width=30, heads=6, dim=5).double()
+    position = Wave()
     case = Case("causal & (window(9) | first(5))", 37).place(position)
     layout._plan.cache_clear()
     with torch.inference_mode():
@@ -304,70 +329,3 @@ def test_autocast():
     y.sum().backward()
     assert q.grad.dtype == torch.float32
     assert (y.double() - case.run(reference)[0]).abs().max() < 0.1
-
-
-def chosen(kernel: str, pattern: str, length: int, drop: float = 0.0, position: Position | None = None, **see) -> str:
-    at = torch.arange(length)[None]
-    q = torch.zeros(1, 2, length, 4)
-    there = See(part(Pattern, pattern), at, at, fresh=True)._replace(**see)
-    return Attend(kernel).choose(q, q, there, Score(), position or Position(), drop)
-
-
-def test_choice():
-    assert chosen("auto", "causal & window(64)", 1024) == "blocks"
-    assert chosen("auto", "causal & window(64)", 1024, fresh=False) == "sdpa"
-    assert chosen("auto", "causal & window(64)", 256) == "sdpa"
-    assert chosen("auto", "causal & window(900)", 1024) == "sdpa"
-    assert chosen("auto", "causal", 1024) == "sdpa"
-    assert chosen("auto", "causal", 1024, drop=0.1) == "blocks"  # where sdpa would write all weights down
-    assert chosen("auto", "causal", 1024, position=Slope(2)) == "blocks"
-    assert chosen("auto", "everything", 1024, drop=0.1) == "sdpa"
-    assert chosen("blocks", "causal", 3) == "blocks"
-    assert chosen("blocks", "causal", 3, fresh=False) == "sdpa"
-    assert chosen("flex", "causal", 200) == "flex"
-    assert chosen("flex", "causal", 200, fresh=False) == "sdpa"
-    assert chosen("flex", "causal", 40) == "sdpa"
-    assert chosen("sdpa", "causal & window(64)", 1024) == "sdpa"
-    assert chosen("reference", "causal", 3, fresh=False) == "reference"
-    assert chosen("blocks", "causal", 200, position=part(Position, "shaw", dim=4, heads=2)) == "reference"
-
-
-def test_bad_arguments():
-    with pytest.raises(UserError, match="unknown kernel 'block'"):
-        Attend("block")
-    with pytest.raises(UserError, match="below 1"):
-        Attend(dropout=1.0)
-
-
-MIXERS = (
-    {"pattern": "causal & window(20)", "position": "rotary", "kv_heads": 2},
-    {"pattern": "window(7) | global_tokens(2)", "position": "t5"},
-    {"pattern": "causal & heads(window(30), stride(16))", "position": "transformer_xl"},
-)
-
-
-@pytest.mark.parametrize("arguments", MIXERS, ids=lambda a: a["pattern"])
-def test_whole_mixer(arguments):
-    """Ragged rows, longer than a block: the kernel changes nothing, neither in the output nor in any gradient."""
-    results = []
-    for kernel in ("reference", "blocks", "sdpa"):
-        torch.manual_seed(0)
-        mixer = part(Mixer, {"part": "attention", "kernel": kernel, **arguments}, width=24, heads=4).double()
-        x = torch.randn(3, 257, 24, dtype=torch.float64, requires_grad=True)
-        valid = torch.arange(257)[None] < torch.tensor([257, 130, 2])[:, None]
-        y = mixer(x, Context.begin(3, 257, valid=valid))[valid]
-        y.backward(torch.randn_like(y))
-        results.append([y.detach(), x.grad, *(p.grad for p in mixer.parameters())])
-    for have in results[1:]:
-        for one, two in zip(have, results[0], strict=True):
-            assert torch.allclose(one, two, rtol=1e-9, atol=1e-11)
-
-
-def test_watching_shows_the_weights():
-    mixer = part(Mixer, {"part": "attention", "kernel": "blocks", "pattern": "causal & window(3)"}, width=8, heads=2)
-    x = torch.randn(1, 9, 8)
-    with watch(mixer) as seen, torch.no_grad():
-        watched = mixer(x, Context.begin(1, 9))
-    (weights,) = seen["attend.weights"]
-    assert int((weights[0, 0] > 0).sum()) == 3 * 9 - 3
-    assert torch.allclose(watched, mixer(x, Context.begin(1, 9)), atol=1e-6)

@@ -1,10 +1,7 @@
-"""The command line: what systems there are, what stands in one, whether it holds. Mistakes are told in a sentence."""
+"""The catalogue: what systems there are, what stands in one, whether it holds."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,31 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard import UserError, __version__, add_folder
+from regard import UserError, add_folder
 from regard.core import recipe as recipes
+
+from .app import AsJson, Parts, Sets, Size, app, dump
 
 VOCAB = 10_000  # where neither the recipe nor the user says
 SMALL_VOCAB = 61  # the laws need few words
 
-app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-
 Name = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A recipe of regard's, or a file of yours.")]
-Size = Annotated[str | None, typer.Option("--size", help="One of the recipe's sizes.")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change an entry: model.width=256.")]
-Parts = Annotated[list[Path] | None, typer.Option("--parts", metavar="DIR", help="A folder with parts of yours.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-
-
-@app.callback(invoke_without_command=True)
-def regard(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-) -> None:
-    """Every Transformer, one core."""
-    if version:
-        typer.echo(f"regard {__version__}")
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command()
@@ -48,7 +29,7 @@ def systems(as_json: AsJson = False) -> None:
     """The systems that there are: year, idea, sizes and parameters."""
     rows = list(_systems())
     if as_json:
-        return _dump(rows)
+        return dump(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
     table.add_column("system", no_wrap=True, style="bold")
     table.add_column("year", no_wrap=True)
@@ -110,7 +91,7 @@ def show(
             raise UserError(f"there is no folder {png.parent} to write {png.name} into")
         picture.png(described, png)
     if as_json:
-        return _dump(asdict(described))
+        return dump(asdict(described))
     console = Console()
     console.print(Text(picture.text(described, min(console.width, 100))))
     if png is not None:
@@ -156,7 +137,7 @@ def _judge(what: str, sections: Iterator[Any], as_json: bool) -> int:
             worst = max(worst, finding.worst)
         told.append({"title": section.title, "note": section.note, "findings": found})
     if as_json:
-        _dump({"what": what, "holds": not broken, "sections": told})
+        dump({"what": what, "holds": not broken, "sections": told})
     count = sum(len(section["findings"]) for section in told)
     held = f"all {count} hold; the largest difference seen is {worst:.1e}"
     console.print(
@@ -207,36 +188,3 @@ def _told_of(name: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise error.of(recipes.called(name)) from error.__cause__
-
-
-def _dump(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """0 when all is well, 1 when something does not hold, 2 when the user has to mend something, 130 after Ctrl-C."""
-    try:
-        code = app(arguments, prog_name="regard", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        told = str(error) if isinstance(error, UserError) else _usage(error)
-        if told is None:
-            raise
-        print(f"regard: {told}", file=sys.stderr)
-        return 2
-
-
-def _usage(error: Exception) -> str | None:
-    """What typer says about a command line that it does not understand."""
-    tell = getattr(error, "format_message", None)
-    return None if tell is None else f"{tell().rstrip('.')} (see regard --help)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The program `regard`, the options that its commands share, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard import UserError, __version__
+
+app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+Size = Annotated[str | None, typer.Option("--size", help="One of the recipe's sizes.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change an entry: model.width=256.")]
+Parts = Annotated[list[Path] | None, typer.Option("--parts", metavar="DIR", help="A folder with parts of yours.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def regard(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Every Transformer, one core."""
+    if version:
+        typer.echo(f"regard {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def dump(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when all is well, 1 when something does not hold, 2 when the user has to mend something, 130 after Ctrl-C."""
+    try:
+        code = app(arguments, prog_name="regard", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        told = str(error) if isinstance(error, UserError) else _usage(error)
+        if told is None:
+            raise
+        print(f"regard: {told}", file=sys.stderr)
+        return 2
+
+
+def _usage(error: Exception) -> str | None:
+    """What typer says about a command line that it does not understand."""
+    tell = getattr(error, "format_message", None)
+    return None if tell is None else f"{tell().rstrip('.')} (see regard --help)"

@@ -1,0 +1,73 @@
+"""What a person sees while a model learns: one line that moves, or now and then a line where nothing can move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+EVERY = 30.0  # seconds between lines where the output is no terminal
+
+
+class Bar:
+    """`say` prints a sentence, `tick` counts preparations, `report` follows the training."""
+
+    def __init__(self, console: Console, names: dict[str, str] | None = None):
+        self.console, self.names = console, names or {}
+        self.moving = console.is_terminal
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            expand=True,
+        )
+        self.task: Any = None
+        self.counted = ""
+        self.told = time.monotonic()
+        self.shown: dict[str, float] = {}
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, highlight=False)
+
+    def tick(self, what: str, done: int) -> None:
+        if not self.moving:
+            return
+        if self.task is None:
+            self.task = self.progress.add_task(what, total=None, left="")
+        self.progress.update(self.task, description=f"{what} {done:,}" if done else what)
+
+    def report(self, now: Any) -> None:
+        loss = f"loss {now.loss:.3f}"
+        measured = "  ".join(f"{self.names.get(k, k)} {v:.2f}" for k, v in now.metrics.items() if k not in ("step",))
+        speed = f"{now.speed:,.0f} tokens/s"
+        left = "" if now.left is None else f"{clock(now.left)} left"
+        if self.moving:
+            text = f"step {now.step:,}  {loss}" + (f"  dev: {measured}" if measured else "") + f"  {speed}"
+            if self.task is None:
+                self.task = self.progress.add_task(text, total=1.0, left=left)
+            self.progress.update(self.task, description=text, total=1.0, completed=now.done, left=left)
+        elif time.monotonic() - self.told > EVERY or now.metrics != self.shown:
+            self.told, self.shown = time.monotonic(), now.metrics
+            parts = [f"step {now.step:,}", f"epoch {now.epoch:.2f}", loss, measured and f"dev: {measured}", speed, left]
+            self.say("  ".join(part for part in parts if part))
+
+    @contextmanager
+    def running(self) -> Iterator[Bar]:
+        if not self.moving:
+            yield self
+            return
+        with self.progress:
+            yield self
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,135 @@
+"""`regard train`: from a file of pairs, or a text, to a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from regard import UserError, add_folder
+
+from .app import AsJson, Parts, Sets, Size, app, dump
+
+DATA = "Data"
+END = "When to stop"
+
+Files = Annotated[
+    str | None,
+    typer.Option("--data", metavar="FILE|FOLDER|A,B", rich_help_panel=DATA, help="TSV, CSV, JSON lines, Parquet, text, "
+                 "gzipped or not; a folder with train, dev, test; two parallel files A,B; a Hugging Face name."),
+]  # fmt: skip
+Source = Annotated[
+    str | None, typer.Option(metavar="FILE", rich_help_panel=DATA, help="Source side of parallel files.")
+]
+Target = Annotated[
+    str | None, typer.Option(metavar="FILE", rich_help_panel=DATA, help="Target side of parallel files.")
+]
+Columns = Annotated[
+    str | None, typer.Option(metavar="A,B", rich_help_panel=DATA, help="Columns of a table, by name or number from 0.")
+]
+BadLines = Annotated[str, typer.Option(metavar="refuse|skip", rich_help_panel=DATA, help="What to do with bad lines.")]
+Anyone = Annotated[
+    bool, typer.Option("--any-reference", help="A source on several lines: each of its targets counts as right.")
+]
+Minutes = Annotated[float | None, typer.Option(rich_help_panel=END)]
+Steps = Annotated[int | None, typer.Option(rich_help_panel=END)]
+Epochs = Annotated[float | None, typer.Option(rich_help_panel=END)]
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A name (see `regard systems`) or a file.")
+    ] = None,
+    data: Files = None,
+    source: Source = None,
+    target: Target = None,
+    dev: Annotated[
+        str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="Files, a share of the data, or a count.")
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="The same, kept apart.")
+    ] = None,
+    columns: Columns = None,
+    bad_lines: BadLines = "refuse",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[,KIND]",
+            rich_help_panel=DATA,
+            help="bpe, wordpiece, unigram, characters, bytes, "
+            "words, pretokenised or a tokenizer.json; two for source and target apart.",
+        ),
+    ] = None,
+    vocab: Annotated[int | None, typer.Option(rich_help_panel=DATA, help="Tokens of a tokenizer learned here.")] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", rich_help_panel=DATA)] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="The run folder; runs/RECIPE-N.")] = None,
+    size: Size = None,
+    sets: Sets = None,
+    parts: Parts = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measured on dev besides the loss, the first one decides what is best: bleu, chrf, ter, exact, "
+            "token_error, sequence_error."
+        ),
+    ] = None,
+    any_reference: Anyone = False,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, ...")] = "cpu",
+    threads: Annotated[int, typer.Option(help="0: as many as there are cores.")] = 0,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train a model on your own files."""
+    from regard.train import job as jobs
+
+    from .bar import Bar
+
+    for folder in parts or []:
+        add_folder(folder)
+    bounds = {k: v for k, v in (("minutes", minutes), ("steps", steps), ("epochs", epochs)) if v is not None}
+    bar = Bar(Console(stderr=as_json))
+    with bar.running():
+        if resume is not None:
+            if recipe is not None or data is not None or out is not None:
+                raise UserError("--resume goes on with a run as it is: leave out the recipe, --data and --out")
+            prepared = jobs.resume(resume, bounds, bar.say, bar.tick)
+        else:
+            if recipe is None:
+                raise UserError("which recipe? Say regard train RECIPE --data ..., or --resume RUN")
+            chosen = [f"train.{name}={value}" for name, value in bounds.items()]
+            chosen += [f"train.seed={seed}"] if seed is not None else []
+            chosen += [f"train.metric={metric[0]}"] if metric else []
+            job = jobs.Job(
+                recipe, str(out or next_folder(recipe)), size, [*chosen, *(sets or [])], data, source, target, dev,
+                test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
+                any_reference=any_reference, device=device, threads=threads,
+            )  # fmt: skip
+            prepared = jobs.start(job, bar.say, bar.tick)
+        try:
+            run = prepared.train(bar.report)
+        except KeyboardInterrupt:
+            bar.say(f"stopped; everything is saved. Go on with: regard train --resume {prepared.folder}")
+            raise
+    measured = {k: v for k, v in prepared.trainer.metrics.items() if k != "step"}
+    if as_json:
+        dump({"run": str(run.folder), "step": prepared.trainer.step, "metrics": measured})
+        return 0
+    bar.say("  ".join([f"done: {run.folder}", *(f"{name} {value:.3f}" for name, value in measured.items())]))
+    bar.say(f"try it: echo ... | regard predict {run.folder}")
+    return 0
+
+
+def next_folder(recipe: str) -> Path:
+    """runs/transformer-1, runs/transformer-2, ..."""
+    name = Path(recipe).stem
+    number = 1
+    while (Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return Path("runs") / f"{name}-{number}"

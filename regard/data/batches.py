@@ -1,0 +1,148 @@
+"""Batches: sequences of about equal length up to a budget of tokens, in an order that the seed and the epoch decide.
+
+Where a run stands in its data is two numbers, epoch and index, so that it can go on in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import UserError
+
+IGNORE = -100
+
+
+class Batch(NamedTuple):
+    """What a model is given and what it should say."""
+
+    tokens: Tensor  # (batch, time) what the decoder reads
+    targets: Tensor  # (batch, time) what it should say next, IGNORE where nothing is asked
+    valid: Tensor | None = None  # (batch, time)
+    source: Tensor | None = None  # (batch, source)
+    source_valid: Tensor | None = None
+    count: int = 0  # targets that are asked for
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
+
+
+class Sequences(Protocol):
+    """Examples by number: each a tuple of token arrays (source, target) or (text,)."""
+
+    lengths: np.ndarray  # (examples, columns)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
+
+
+def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Example numbers, batch by batch: sorted by length, ties in random order, then the batches shuffled."""
+    longest = lengths.max(1)
+    order = np.lexsort((rng.random(len(longest), dtype=np.float32), *lengths.T, longest))
+    sizes = longest[order].astype(np.int64)
+    batches, begin = [], 0
+    while begin < len(order):
+        low, high = begin + 1, min(begin + max(budget // max(int(sizes[begin]), 1), 1), len(order))
+        while low < high:  # the last end at which rows times the longest row still fits
+            middle = (low + high + 1) // 2
+            if (middle - begin) * sizes[middle - 1] <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        batches.append(order[begin:low])
+        begin = low
+    rng.shuffle(batches)  # type: ignore[arg-type]
+    return batches
+
+
+class Bucketed:
+    """Batches of pairs or single sequences, epoch after epoch."""
+
+    def __init__(self, data: Sequences, budget: int, seed: int, start: int, pad: int = 0, shuffle: bool = True):
+        if len(data.lengths) == 0:
+            raise UserError("there is no example to make a batch of")
+        self.data, self.budget, self.seed, self.start, self.pad, self.shuffle = data, budget, seed, start, pad, shuffle
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        batches = plan(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)))
+        return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        """Target sequences hold their end mark already; `start` is put before them."""
+        rows = [self.data[int(number)] for number in numbers]
+        target, valid = pad_rows([row[-1] for row in rows], self.pad)
+        tokens = torch.cat((torch.full_like(target[:, :1], self.start), target[:, :-1]), 1)
+        targets = torch.where(valid, target, IGNORE)
+        source = source_valid = None
+        if len(rows[0]) > 1:
+            source, source_valid = pad_rows([row[0] for row in rows], self.pad)
+            source_valid = None if bool(source_valid.all()) else source_valid
+        return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
+
+
+class Windows:
+    """Batches of `rows` windows of one long text, each epoch cut at a new offset."""
+
+    def __init__(self, stream: np.ndarray, context: int, rows: int, seed: int, shuffle: bool = True):
+        if len(stream) < context + 1:
+            raise UserError(f"a text of {len(stream)} tokens is too short for a context of {context}")
+        self.stream, self.context, self.rows, self.seed, self.shuffle = stream, context, rows, seed, shuffle
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        rng = np.random.default_rng((self.seed, number))
+        slack = min(self.context, len(self.stream) - self.context - 1)
+        offset = int(rng.integers(slack)) if self.shuffle and slack > 0 else 0
+        starts = np.arange(offset, len(self.stream) - self.context, self.context)
+        if self.shuffle:
+            rng.shuffle(starts)
+        return [starts[i : i + self.rows] for i in range(0, len(starts), self.rows)]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        text = torch.from_numpy(np.stack([self.stream[n : n + self.context + 1] for n in numbers]).astype(np.int64))
+        return Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous(), count=text[:, 1:].numel())
+
+
+def pad_rows(rows: list[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
+    """(batch, longest) and which of it is real."""
+    lengths = torch.tensor([len(row) for row in rows])
+    width = max(int(lengths.max()), 1)
+    block = np.full((len(rows), width), pad, dtype=np.int64)
+    for i, row in enumerate(rows):
+        block[i, : len(row)] = row
+    return torch.from_numpy(block), torch.arange(width)[None] < lengths[:, None]
+
+
+class Feed:
+    """Batches for ever, from any place: `epoch` and `index` say what comes next."""
+
+    def __init__(self, batches: Bucketed | Windows, epoch: int = 0, index: int = 0):
+        self.batches, self.epoch, self.index = batches, epoch, index
+        self._plan: list[np.ndarray] | None = None
+
+    @property
+    def size(self) -> int:
+        """Batches of this epoch."""
+        self._plan = self.batches.epoch(self.epoch) if self._plan is None else self._plan
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self.index >= self.size:
+            self.epoch, self.index, self._plan = self.epoch + 1, 0, None
+            _ = self.size
+        assert self._plan is not None
+        batch = self.batches.make(self._plan[self.index])
+        self.index += 1
+        return batch
+
+
+def once(batches: Bucketed | Windows, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
+    """Every batch of epoch 0, for evaluation."""
+    for numbers in batches.epoch(0):
+        yield change(batches.make(numbers))

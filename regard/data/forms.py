@@ -1,0 +1,297 @@
+"""One file of records in any of the usual forms, as a stream of rows: the texts that are wanted, or what is wrong.
+
+    text     one record a line                    tsv   columns between tabs, no quoting
+    jsonl    one JSON object a line               csv   columns between commas, quoted where needed
+    parquet  see parquet.py                       all of them also gzipped, name.gz
+
+A file that is not what its name says is refused. Nothing here holds more than a block of a file in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+from .columns import IF_RIGHT, Bad, Pick, Row, has_header
+
+SUFFIXES = {
+    ".txt": "text", ".text": "text", ".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl",
+    ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive", b"\xfd7zXZ": "xz", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text", b"%PDF-": "a PDF", b"\x89PNG": "a picture",
+}  # fmt: skip
+GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"
+BLOCK = 1 << 20
+ROOM = 20  # a line with columns may be so many times longer than the longest text in it
+
+Numbered = tuple[int, Row]  # the number of the line, or of the row, counted from 1
+
+
+def form_of(path: Path) -> str:
+    """By its name: tsv, csv, jsonl, parquet, or text."""
+    return SUFFIXES.get(plain(path).suffix.lower(), "text")
+
+
+def plain(path: Path) -> Path:
+    """The name without .gz."""
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unzipped. Foreign errors become the user's."""
+    name = short(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4)
+            file.seek(0)
+            zipped = path.suffix.lower() == ".gz"
+            if not head:
+                raise UserError(f"{name} is empty")
+            if zipped != (head[:2] == GZIP):
+                raise UserError(f"{name} is {'not ' if zipped else ''}gzip, which its name does not say: rename it")
+            if not zipped:
+                yield file
+                return
+            with gzip.GzipFile(fileobj=file) as inner:
+                yield inner  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{name} is damaged, its gzip stream does not end well: {in_one_line(error)}") from None
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror or in_one_line(error)}") from None
+
+
+def check_contents(path: Path, form: str) -> None:
+    """Refuse a file whose first bytes show that it is of another form."""
+    with opened(path) as file:
+        head = file.read(16)
+    if not head:
+        raise UserError(f"{short(path)} is empty")
+    if (form == "parquet") != head.startswith(PARQUET):
+        raise UserError(f"{short(path)} is {'not ' if form == 'parquet' else ''}Parquet, which its name does not say")
+    for magic, what in FOREIGN.items():
+        if head.startswith(magic):
+            raise UserError(f"{short(path)} is {what}, and cannot be read as {form}: convert it to UTF-8 text first")
+
+
+def lines(path: Path, longest: int) -> Iterator[str | Bad]:
+    """Every line without its end, or what is wrong with it. Only a line feed, or one after a carriage return, ends."""
+    rest, first = b"", True
+    with opened(path) as file:
+        while block := file.read(BLOCK):
+            if first:
+                block, first = block.removeprefix(BOM), False
+            head, feed, tail = block.rpartition(b"\n")
+            if not feed:
+                rest = (rest + block)[: 4 * longest + 2]  # no more than what shows that it is too long
+                continue
+            yield from _decoded(rest + head, longest)
+            rest = tail[: 4 * longest + 2]
+    if rest:
+        yield from _decoded(rest, longest)
+
+
+def _decoded(block: bytes, longest: int) -> Iterator[str | Bad]:
+    try:
+        texts = block.decode().split("\n")
+    except UnicodeDecodeError:
+        for line in block.split(b"\n"):
+            yield from _decoded_line(line, longest)
+        return
+    for text in texts:
+        if text.endswith("\r"):
+            text = text[:-1]
+        yield text if len(text) <= longest else _too_long(longest)
+
+
+def _decoded_line(line: bytes, longest: int) -> Iterator[str | Bad]:
+    try:
+        text = line.decode().removesuffix("\r")
+        yield text if len(text) <= longest else _too_long(longest)
+    except UnicodeDecodeError as error:
+        if len(line) > 4 * longest:
+            yield _too_long(longest)
+        else:
+            yield Bad("not UTF-8", f"byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8")
+
+
+def _too_long(longest: int) -> Bad:
+    return Bad("too long", f"more than {longest:,} characters; {IF_RIGHT}")
+
+
+class Text:
+    """Plain text, a record a line. The line end stays in it, so that all records together are the text again."""
+
+    unit, documents = "line", False
+
+    def __init__(self, path: Path, longest: int):
+        self.path, self.longest, self.name = path, longest, short(path)
+        check_contents(path, "text")
+
+    def rows(self) -> Iterator[Numbered]:
+        for number, line in enumerate(lines(self.path, self.longest), 1):
+            yield number, (line + "\n",) if isinstance(line, str) else line
+
+    def key(self) -> list[Any]:
+        return [stamp(self.path)]
+
+
+class Parallel:
+    """Two plain text files: line n of one is the translation of line n of the other."""
+
+    unit, documents = "line", True
+
+    def __init__(self, source: Path, target: Path, longest: int):
+        self.paths, self.longest = (source, target), longest
+        self.names = (short(source), short(target))
+        self.name = f"{self.names[0]} and {self.names[1]}"
+        for path in self.paths:
+            if form_of(path) != "text":
+                raise UserError(f"{short(path)} is not plain text: of two parallel files each has one sentence a line")
+            check_contents(path, "text")
+
+    def rows(self) -> Iterator[Numbered]:
+        for number, pair in enumerate(zip_longest(*(lines(path, self.longest) for path in self.paths)), 1):
+            yield number, self._row(number, pair)
+
+    def _row(self, number: int, pair: tuple[str | Bad | None, str | Bad | None]) -> Row:
+        for name, side in zip(self.names, pair, strict=True):
+            if side is None:
+                other = self.names[1 - self.names.index(name)]
+                return Bad("no partner", f"{name} ends after line {number - 1} and {other} goes on", other)
+            if isinstance(side, Bad):
+                return side._replace(file=name)
+            if not side or side.isspace():
+                return Bad("empty", "nothing stands here, beside a line of text", name)
+        return pair  # type: ignore[return-value]
+
+    def key(self) -> list[Any]:
+        return [stamp(path) for path in self.paths]
+
+
+class Table:
+    """A TSV, CSV or JSON lines file, some columns of which are wanted.
+
+    columns: names or numbers, counted from 0; none given: those with usual names, else the first `wanted`.
+    """
+
+    unit, documents = "line", True
+
+    def __init__(self, path: Path, form: str, columns: tuple[str, ...], wanted: int, longest: int):
+        self.path, self.form, self.longest, self.name = path, form, longest, short(path)
+        check_contents(path, form)
+        self.delimiter = self._delimiter() if form == "csv" else "\t"
+        first = self._first()
+        self.header = isinstance(first, list) and has_header(first, columns, form)
+        try:
+            self.pick = Pick(first, self.header, columns, wanted, longest)
+        except UserError as error:
+            raise error.of(self.name) from None
+
+    def _delimiter(self) -> str:
+        head = next((line for line in lines(self.path, ROOM * self.longest) if isinstance(line, str)), "")
+        return next((mark for mark in ("\t", ",", ";") if mark in head), ",")
+
+    def _first(self) -> list | dict:
+        """The first record that can be read."""
+        wrong = f"{self.name} holds no record"
+        for number, fields in self._fields():
+            if not isinstance(fields, Bad):
+                return fields
+            wrong = f"{self.name}, line {number}: {fields.what}" if number == 1 else wrong
+        raise UserError(wrong)
+
+    def rows(self) -> Iterator[Numbered]:
+        header, pick = self.header, self.pick
+        for number, fields in self._fields():
+            if isinstance(fields, Bad):
+                yield number, fields
+            elif header:
+                header = False
+            else:
+                yield number, pick(fields)
+
+    def _fields(self) -> Iterator[tuple[int, list | dict | Bad]]:
+        every = lines(self.path, ROOM * self.longest)
+        if self.form == "csv":
+            yield from csv_fields(every, self.delimiter, self.longest)
+        elif self.form == "tsv":
+            for number, line in enumerate(every, 1):
+                yield number, line.split("\t") if isinstance(line, str) else line
+        else:
+            for number, line in enumerate(every, 1):
+                if isinstance(line, Bad):
+                    yield number, line
+                elif line and not line.isspace():
+                    yield number, json_fields(line)
+
+    def key(self) -> list[Any]:
+        return [stamp(self.path), self.form, self.delimiter, self.header, self.pick.wanted]
+
+
+def csv_fields(every: Iterator[str | Bad], delimiter: str, longest: int) -> Iterator[tuple[int, list | Bad]]:
+    """Records of a CSV file, each with the number of its first line. A quoted field may hold line ends."""
+    csv.field_size_limit(max(csv.field_size_limit(), longest + 1))
+    number, bad = 0, []
+
+    def feed() -> Iterator[str]:
+        nonlocal number
+        for number, line in enumerate(every, 1):
+            if isinstance(line, Bad):
+                bad.append((number, line))
+            else:
+                yield line + "\n"
+
+    reader = csv.reader(feed(), delimiter=delimiter, strict=True)
+    while True:
+        begin = number + 1
+        try:
+            fields: list | Bad | None = next(reader)
+        except StopIteration:
+            fields = None
+        except csv.Error as error:
+            fields = Bad("not CSV", f"not CSV: {in_one_line(error)}")
+        yield from bad
+        bad.clear()
+        if fields is None:
+            return
+        if fields:
+            yield begin, fields
+
+
+def json_fields(line: str) -> list | dict | Bad:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Bad("not JSON", f"not JSON: {in_one_line(error)} (JSON lines have a whole object on every line)")
+    if not isinstance(record, list | dict):
+        return Bad("not JSON", f"a JSON object is expected on every line, and here is {type(record).__name__}")
+    if "\\u" in line and _halved(json.dumps(record, ensure_ascii=False)):
+        return Bad("not UTF-8", "half of a surrogate pair, which is no character")
+    return record
+
+
+def _halved(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def stamp(path: Path) -> list[Any]:
+    """What changes when a file changes."""
+    about = path.stat()
+    return [str(path.resolve()), about.st_size, about.st_mtime_ns]

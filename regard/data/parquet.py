@@ -1,0 +1,75 @@
+"""Some columns of a Parquet file, as a stream of rows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+from .columns import Bad, Pick
+from .forms import Numbered, check_contents, opened, stamp
+
+ROWS = 4096  # read together
+
+
+class Parquet:
+    """columns, wanted, longest: as of a Table."""
+
+    unit, documents = "row", True
+
+    def __init__(self, path: Path, columns: tuple[str, ...], wanted: int, longest: int):
+        self.path, self.name = path, short(path)
+        check_contents(path, "parquet")
+        with self._file() as file:
+            names = dict.fromkeys(file.schema_arrow.names)
+        try:
+            self.pick = Pick(names, False, columns, wanted, longest)
+        except UserError as error:
+            raise error.of(self.name) from None
+
+    def rows(self) -> Iterator[Numbered]:
+        number, tops = 0, self.pick.tops
+        with self._file() as file:
+            for batch in file.iter_batches(batch_size=ROWS, columns=tops, use_threads=False):
+                for values in zip(*(_values(batch.column(name)) for name in tops), strict=True):
+                    number += 1
+                    yield number, self.pick(dict(zip(tops, values, strict=True)))
+
+    @contextmanager
+    def _file(self) -> Iterator[pq.ParquetFile]:
+        try:
+            with tempfile.TemporaryFile() as spare:
+                if self.path.suffix.lower() == ".gz":  # Parquet is read from its end, which a gzip stream cannot do
+                    with opened(self.path) as file:
+                        shutil.copyfileobj(file, spare)
+                yield pq.ParquetFile(spare if spare.tell() else self.path, memory_map=True)
+        except UserError:
+            raise
+        except (pa.ArrowException, OSError, MemoryError, ValueError, KeyError) as error:
+            raise UserError(f"{self.name} is damaged, or no Parquet: {in_one_line(error)}") from None
+
+    def key(self) -> list[Any]:
+        return [stamp(self.path), self.pick.wanted]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(cell) for cell in column]
+
+
+def _value(cell: pa.Scalar) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return Bad("not UTF-8", "is not UTF-8")

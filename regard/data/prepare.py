@@ -1,0 +1,203 @@
+"""Texts as token numbers in a file that is mapped into memory: written once in a stream, however large the corpus is.
+
+train.arrow   an Arrow file, a list of numbers per side, each ending with the end mark     for pairs
+train.ids     nothing but numbers, 32 bits each                                            for a running text
+*.json        beside it: what it was made of, and what was left out
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+from .read import Lines, Tick, silent
+from .tokenizer import Tokenizer
+
+CHUNK = 8192  # records that are encoded together, and that a batch of the file holds
+VERSION = 1  # of what is written here
+COLUMNS = {1: ("text",), 2: ("source", "target")}
+
+
+class Sequences:
+    """The examples of a prepared file, by number: a tuple of token arrays each, which are not copied.
+
+    lengths:  (examples, columns)
+    left_out: examples that were longer than allowed.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        note = _note(self.path)
+        if note is None:
+            raise UserError(f"{short(path)} is not prepared data, or was not finished")
+        self.left_out: int = note["left_out"]
+        try:
+            self._file = pa.memory_map(str(path))
+            reader = pa.ipc.open_file(self._file)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
+        self._parts = [[(_plain(column.values), _plain(column.offsets)) for column in batch] for batch in batches]
+        sizes = [np.stack([np.diff(offsets) for _, offsets in part], 1) for part in self._parts]
+        self.lengths: np.ndarray = np.concatenate(sizes) if sizes else np.zeros((0, 1), np.int32)
+        self._begins = [0, *np.cumsum([len(size) for size in sizes]).tolist()]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        if not 0 <= index < len(self.lengths):
+            raise IndexError(f"example {index} of {len(self.lengths)}")
+        part = bisect_right(self._begins, index) - 1
+        at = index - self._begins[part]
+        return tuple([values[offsets[at] : offsets[at + 1]] for values, offsets in self._parts[part]])
+
+
+def _plain(array: pa.Array) -> np.ndarray:
+    return array.to_numpy(zero_copy_only=True)
+
+
+def prepare(
+    lines: Lines,
+    tokenizers: Sequence[Tokenizer],
+    path: str | Path,
+    longest: int | Sequence[int] | None = None,
+    tick: Tick = silent,
+) -> Sequences:
+    """Encode every record, one tokenizer a column, and write it to `path`; what is there already for the same records
+    and tokenizers is taken as it is.
+
+    longest: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
+    tick:    called with the number of examples done.
+    """
+    path, count = Path(path), len(tokenizers)
+    limits = [longest] * count if longest is None or isinstance(longest, int) else list(longest)
+    key = _key(lines, tokenizers, limits)
+    if not _done(path, key):
+        schema = pa.schema([(name, pa.list_(pa.int32())) for name in COLUMNS[count]])
+        with _written(path, key) as (part, note):
+            note["left_out"] = 0
+            with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+                done = 0
+                for rows in _chunks(lines):
+                    sides = zip(tokenizers, zip(*rows, strict=True), strict=True)
+                    columns = [_encode(tokenizer, texts) for tokenizer, texts in sides]
+                    fits = _fits(columns, limits)
+                    note["left_out"] += len(rows) - int(fits.sum())
+                    writer.write(pa.record_batch([_lists(column, fits) for column in columns], schema=schema))
+                    done += len(rows)
+                    tick(done)
+    made = Sequences(path)
+    if not len(made):
+        raise UserError(f"none of the {made.left_out} examples of {lines.name} is short enough for longest = {longest}")
+    return made
+
+
+def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tick = silent) -> np.ndarray:
+    """One long array of token numbers, (time,), mapped into memory. The end mark follows every document, and stands for
+    the line ends of a running text where the tokenizer has no token for them."""
+    path = Path(path)
+    marked = lines.documents or not tokenizer.keeps_lines()
+    key = _key(lines, [tokenizer], [])
+    if not _done(path, key):
+        with _written(path, key) as (part, _), open(part, "wb") as file:
+            done = 0
+            for rows in _chunks(lines):
+                ids = tokenizer.encode([text for (text,) in rows])
+                if marked:
+                    for one in ids:
+                        one.append(tokenizer.end)
+                np.fromiter(chain.from_iterable(ids), np.int32).tofile(file)
+                done += len(rows)
+                tick(done)
+    if not path.stat().st_size:
+        raise UserError(f"there is no token in {lines.name}")
+    return np.memmap(path, dtype=np.int32, mode="r")
+
+
+def _chunks(lines: Lines) -> Iterator[list[tuple[str, ...]]]:
+    rows = iter(lines)
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    found = tokenizer.encode(texts)
+    for ids in found:
+        ids.append(tokenizer.end)
+    return found
+
+
+def _fits(columns: list[list[list[int]]], limits: Sequence[int | None]) -> np.ndarray:
+    """(rows,) True where no side is too long."""
+    fits = np.ones(len(columns[0]), dtype=bool)
+    for column, limit in zip(columns, limits, strict=True):
+        if limit is not None:
+            fits &= np.fromiter(map(len, column), np.int64) <= limit
+    return fits
+
+
+def _lists(column: list[list[int]], fits: np.ndarray) -> pa.ListArray:
+    kept = column if fits.all() else [ids for ids, fit in zip(column, fits, strict=True) if fit]
+    offsets = np.zeros(len(kept) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, kept), np.int32, len(kept)), out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, np.fromiter(chain.from_iterable(kept), np.int32, int(offsets[-1])))
+
+
+def _key(lines: Lines, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None]) -> str:
+    """Different whenever the outcome may be."""
+    made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits)]
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _note(path: Path) -> dict[str, Any] | None:
+    """What stands beside a file that was finished."""
+    try:
+        note = json.loads(_beside(path).read_text(encoding="utf-8"))
+        return note if path.stat().st_size == note["size"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _done(path: Path, key: str) -> bool:
+    note = _note(path)
+    return note is not None and note.get("key") == key
+
+
+@contextmanager
+def _written(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A name to write to. The note beside the file goes first and comes last, so that it never speaks of another."""
+    part, note = path.with_name(path.name + ".part"), {"key": key}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part, note  # type: ignore[misc]
+        _beside(path).unlink(missing_ok=True)
+        part.replace(path)
+        told = _beside(path).with_name(path.name + ".json.part")
+        told.write_text(json.dumps(note | {"size": path.stat().st_size}), encoding="utf-8")
+        told.replace(_beside(path))
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        full = error.errno == errno.ENOSPC or "No space left" in str(error)
+        why = "the disk is full" if full else error.strerror or in_one_line(error)
+        raise UserError(f"{short(path)} cannot be written: {why}") from None
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,313 @@
+"""Files in the forms that people have, as three streams of records: train, dev and test.
+
+    corpus = open_corpus("pairs.tsv")                    # one file, split by a hash of the source
+    corpus = open_corpus("train.en,train.de", dev="dev.en,dev.de")
+    corpus = open_corpus("folder")                       # train.*, dev.* and test.*
+    for source, target in corpus.train: ...
+
+Everything is read once at the beginning, so that a bad line is told, with its number, before any long work.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from regard.core import UserError
+from regard.core.errors import nearest, short
+
+from . import folder, hub, split
+from .columns import Bad
+from .forms import Numbered, Parallel, Table, Text, form_of
+from .parquet import Parquet
+
+LONGEST = 50_000  # characters of a text
+SAMPLE = 32_000_000  # characters that are enough to learn a tokenizer from
+RUN = 9  # characters between spaces; a text with longer runs is as costly to learn from as DENSE times its length
+DENSE = 8
+KINDS = {"pairs": 2, "text": 1}
+EVERY = 1 << 16  # records between two calls of tick
+
+Tick = Callable[[int], None]
+
+
+def silent(done: int) -> None:
+    """Nobody watches."""
+
+
+class File(Protocol):
+    name: str  # for sentences
+    unit: str  # what its numbers count: line, row
+    documents: bool  # a record is complete in itself, and no line of a running text
+
+    def rows(self) -> Iterator[Numbered]: ...
+
+    def key(self) -> list[Any]: ...
+
+
+class Records:
+    """All good records of some files, in their order; read anew each time.
+
+    skip: leave bad lines out and count them, instead of refusing the file.
+    """
+
+    def __init__(self, files: list[File], skip: bool):
+        self.files, self.skip = files, skip
+        self.skipped: Counter[str] = Counter()  # by reason, of the last whole reading
+        self.count = self.characters = self.weight = 0  # weight: characters, by what it costs to learn from them
+
+    @property
+    def documents(self) -> bool:
+        return self.files[0].documents
+
+    @property
+    def name(self) -> str:
+        return self.files[0].name + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        skipped: Counter[str] = Counter()
+        for file in self.files:
+            for number, row in file.rows():
+                if isinstance(row, Bad):
+                    if not self.skip:
+                        raise UserError(f"{row.file or file.name}, {file.unit} {number}: {row.what}")
+                    skipped[row.reason] += 1
+                else:
+                    yield row
+        self.skipped = skipped
+
+    def measured(self, tick: Tick) -> Iterator[tuple[str, ...]]:
+        """As reading, and count, characters and weight are known afterwards."""
+        count = characters = weight = 0
+        for row in self:
+            count += 1
+            for text in row:
+                length = len(text)
+                characters += length
+                weight += length if length <= RUN * (text.count(" ") + 1) else DENSE * length
+            if count % EVERY == 0:
+                tick(count)
+            yield row
+        self.count, self.characters, self.weight = count, characters, weight
+        if not count:
+            why = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
+            raise UserError(f"{self.name} holds no usable record{f' (skipped: {why})' if why else ''}")
+
+    def check(self, tick: Tick = silent) -> None:
+        for _ in self.measured(tick):
+            pass
+
+
+class Lines:
+    """One part of a corpus: tuples of texts, streamed from the files each time they are asked for."""
+
+    def __init__(self, records: Records, share: split.Bins | split.Stretch | None = None, count: int | None = None):
+        self.records, self.share = records, share
+        self.count = records.count if share is None else count
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Bad lines by reason, in all of the files."""
+        return self.records.skipped
+
+    @property
+    def documents(self) -> bool:
+        """Each record is complete in itself; if not, together they are one running text."""
+        return self.records.documents
+
+    @property
+    def name(self) -> str:
+        return self.records.name
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        if self.share is None:
+            yield from self.records
+            return
+        count = 0
+        for row in self.share(self.records):
+            count += 1
+            yield row
+        self.count = count
+
+    def texts(self, *columns: int, most: int = SAMPLE, seed: int = 1) -> Iterator[str]:
+        """The texts of these columns, all when none are named; of a large corpus a sample of about `most`
+        characters, fewer in a script without spaces."""
+        portion = most / max(self.records.weight, 1)
+        chance = random.Random(seed)
+        for row in self:
+            if portion >= 1 or chance.random() < portion:
+                yield from (row[column] for column in columns) if columns else row
+
+    def key(self) -> dict[str, Any]:
+        """What is different whenever the records may be."""
+        files = [[type(file).__name__, *file.key()] for file in self.records.files]
+        return {"files": files, "skip": self.records.skip, "share": self.share.key() if self.share else None}
+
+
+class Corpus:
+    """train, dev, test: the parts; dev and test are None where there are none.
+    notes: sentences about what was chosen for the user, and what was skipped."""
+
+    def __init__(self, train: Lines, dev: Lines | None, test: Lines | None, notes: list[str]):
+        self.train, self.dev, self.test, self.notes = train, dev, test, notes
+
+    @property
+    def skipped(self) -> Counter[str]:
+        every = {id(part.records): part.records for part in (self.train, self.dev, self.test) if part is not None}
+        return sum((records.skipped for records in every.values()), Counter())
+
+
+def open_corpus(
+    data: str | Path | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    dev: str | Path | float | None = None,
+    test: str | Path | float | None = None,
+    columns: str | tuple[str | int, ...] | None = None,
+    kind: str = "pairs",
+    bad_lines: str = "refuse",
+    seed: int = 1,
+    longest: int = LONGEST,
+    tick: Tick = silent,
+) -> Corpus:
+    """data:    a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
+    source, target: instead of data, two parallel files; with a folder, the endings of its parallel files.
+    dev, test:  files like data; or how much of data to take for them: a share below 1, a number of records, 0 for none.
+    columns:    of tables, names or numbers counted from 0.
+    kind:       pairs, or text for language models.
+    bad_lines:  refuse, or skip them and count.
+    longest:    characters of a text; a longer one is bad.
+    tick:       called now and then with the number of records read.
+    """
+    _among("kind", kind, KINDS)
+    _among("bad_lines", bad_lines, ("refuse", "skip"))
+    if longest < 1:
+        raise UserError(f"longest must be at least 1, not {longest}")
+    opener = _Opener(_names(columns), kind, longest, bad_lines == "skip", tick)
+    dev, test = (_size_or_name(given) for given in (dev, test))
+    notes: list[str] = []
+    parts = _parts(data, source, target, opener, notes)
+    sizes: dict[str, float | None] = {}
+    for name, given in (("dev", dev), ("test", test)):
+        if isinstance(given, str):
+            parts[name] = opener.files([folder.named(given)])
+        elif given is not None:
+            parts.pop(name, None)
+            sizes[name] = given
+    if len(parts) > 1:
+        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+    sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
+    lines = opener.cut(parts.pop("train"), sizes, seed)
+    for name, files in parts.items():
+        lines[name] = opener.whole(files)
+    corpus = Corpus(lines["train"], lines.get("dev"), lines.get("test"), notes)
+    if corpus.skipped:
+        why = ", ".join(f"{count} {reason}" for reason, count in corpus.skipped.most_common())
+        notes.append(f"skipped {sum(corpus.skipped.values())} bad lines: {why}")
+    return corpus
+
+
+class _Opener:
+    """Opens files as the user wants them read."""
+
+    def __init__(self, columns: tuple[str, ...], kind: str, longest: int, skip: bool, tick: Tick):
+        self.columns, self.kind, self.longest, self.skip, self.tick = columns, kind, longest, skip, tick
+        self.wanted = KINDS[kind]
+
+    def files(self, places: list[folder.Place]) -> list[File]:
+        return [self.file(place) for place in places]
+
+    def file(self, place: folder.Place) -> File:
+        if len(place) == 2:
+            if self.kind == "text":
+                raise UserError(f"two files, {short(place[0])} and {short(place[1])}, are pairs, and a text is wanted")
+            return Parallel(place[0], place[1], self.longest)
+        (path,) = place
+        form = form_of(path)
+        if form == "text" and self.kind == "text":
+            return Text(path, self.longest)
+        if form == "text":
+            if not folder.looks_like_table(path):
+                raise UserError(
+                    f"{short(path)} has one text a line, and pairs are wanted: give two parallel files, "
+                    "or a table with a source and a target column"
+                )
+            form = "tsv"
+        if form == "parquet":
+            return Parquet(path, self.columns, self.wanted, self.longest)
+        return Table(path, form, self.columns, self.wanted, self.longest)
+
+    def whole(self, files: list[File]) -> Lines:
+        records = Records(files, self.skip)
+        records.check(self.tick)
+        return Lines(records)
+
+    def cut(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, Lines]:
+        """Train, and of the same files dev and test where they have a size."""
+        records = Records(files, self.skip)
+        if all(size == 0 for size in sizes.values()):
+            records.check(self.tick)
+            return {"train": Lines(records)}
+        if records.documents:
+            parts = split.by_hash((row[0] for row in records.measured(self.tick)), sizes, seed)
+        else:
+            records.check(self.tick)
+            parts = split.by_stretch(records.characters, sizes)
+        return {name: Lines(records, part.share, part.count) for name, part in parts.items()}
+
+
+def _parts(
+    data: str | Path | None, source: str | None, target: str | None, opener: _Opener, notes: list[str]
+) -> dict[str, list[File]]:
+    if data is None:
+        if not source or not target:
+            raise UserError("which data? Give data=, or source= and target= for two parallel files")
+        pair = (folder.existing(Path(source)), folder.existing(Path(target)))
+        return {"train": opener.files([pair])}
+    text, path = str(data), Path(data)
+    if folder.exists(path) and path.is_dir():
+        if bool(source) != bool(target):
+            raise UserError("give both source and target, such as source='en', target='de'")
+        found = folder.search(path, opener.kind, source, target)
+        notes += found.notes
+        return {name: opener.files(places) for name, places in found.parts.items()}
+    if source or target:
+        raise UserError(f"source and target name parallel files, or their endings in a folder, and {text} is a file: "
+                        "leave out one or the other; for columns of a table give columns=")  # fmt: skip
+    named = hub.NAME.fullmatch(text)
+    if named and not folder.exists(path) and (named[1] or not path.suffix):
+        parts = hub.find(text, opener.columns, opener.wanted, opener.longest, folder.beside(path))
+        return {name: [part] for name, part in parts.items()}
+    return {"train": opener.files([folder.named(text)])}
+
+
+def _names(columns: str | tuple[str | int, ...] | None) -> tuple[str, ...]:
+    if columns is None:
+        return ()
+    return tuple(str(name).strip() for name in (columns.split(",") if isinstance(columns, str) else columns))
+
+
+def _size_or_name(given: str | Path | float | None) -> str | float | None:
+    if given is None or isinstance(given, int | float):
+        return given
+    try:
+        return str(given) if folder.exists(Path(given)) else float(str(given))
+    except ValueError:
+        return str(given)
+
+
+def _among(what: str, word: str, known: Any) -> None:
+    if word not in known:
+        raise UserError(f"unknown {what} '{word}'{nearest(str(word), known)}")
+
+
+def overlap(train: Lines, dev: Lines) -> int:
+    """How many records of dev have a source that train has, too. Lines of a running text may well repeat."""
+    if not dev.documents:
+        return 0
+    wanted = Counter(hash(row[0]) for row in dev)
+    met = {number for row in train if (number := hash(row[0])) in wanted}
+    return sum(wanted[number] for number in met)

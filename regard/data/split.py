@@ -1,0 +1,126 @@
+"""One corpus cut into train, dev and test: by a hash of the source, so that no source is in two parts and the same seed
+always gives the same parts; a running text is cut into stretches instead, with train in front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from regard.core import UserError
+
+BINS = 1 << 20
+SHARE, MOST = 0.05, 2000  # of pairs, when nothing is said: so much of them for dev and for test each, and no more
+TEXT_SHARE = 0.1  # of a running text, for dev; no test
+PARTS = ("test", "dev", "train")  # a larger dev leaves test as it is
+
+Row = tuple[str, ...]
+
+
+def place(text: str, seed: int) -> int:
+    """Where a text falls among the bins."""
+    digest = blake2b(text.encode(), digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") % BINS
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The records whose source falls from bin `begin` up to `end`."""
+
+    begin: int
+    end: int
+    seed: int
+
+    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+        return (row for row in rows if self.begin <= place(row[0], self.seed) < self.end)
+
+    def key(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The lines that begin from character `begin` up to `end` of a running text."""
+
+    begin: int
+    end: int
+
+    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+        at = 0
+        for row in rows:
+            if at >= self.end:
+                return
+            if at >= self.begin:
+                yield row
+            at += len(row[0])
+
+    def key(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Part:
+    share: Bins | Stretch
+    count: int | None  # records
+
+
+def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -> dict[str, Part]:
+    """sizes: of dev and of test, a count, a share below 1, 0 for none, or None for what is usual."""
+    bins = np.zeros(BINS, dtype=np.int64)
+    block: list[int] = []
+    for source in sources:
+        block.append(place(source, seed))
+        if len(block) == 1 << 16:
+            bins += np.bincount(block, minlength=BINS)
+            block.clear()
+    bins += np.bincount(np.array(block, dtype=np.int64), minlength=BINS)
+    upto = bins.cumsum()
+    total, begin, taken, parts = int(upto[-1]), 0, 0, {}
+    for name in PARTS:
+        wanted = total - taken if name == "train" else _count(sizes.get(name), total, name)
+        end = BINS if name == "train" else int(np.searchsorted(upto, taken + wanted)) + 1 if wanted else begin
+        count = int(upto[min(end, BINS) - 1]) - taken if end > begin else 0
+        if count:
+            parts[name] = Part(Bins(begin, min(end, BINS), seed), count)
+        begin, taken = max(begin, end), taken + count
+    if "train" not in parts:
+        raise UserError(
+            f"{total} record{'s' * (total != 1)} cannot be split into train, dev and test, being too few or all of one "
+            "source: give files or sizes for dev and test"
+        )
+    return parts
+
+
+def by_stretch(characters: int, sizes: dict[str, float | None]) -> dict[str, Part]:
+    """The text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
+    dev = _length(sizes.get("dev"), characters, TEXT_SHARE, "dev")
+    test = _length(sizes.get("test"), characters, 0.0, "test")
+    cut = characters - dev - test
+    if cut < 1:
+        raise UserError(
+            f"a text of {characters} characters leaves nothing to train on beside dev ({dev}) and test ({test})"
+        )
+    stretches = {"train": (0, cut), "dev": (cut, cut + dev), "test": (cut + dev, characters)}
+    return {name: Part(Stretch(*ends), None) for name, ends in stretches.items() if ends[0] < ends[1]}
+
+
+def _count(size: float | None, total: int, name: str) -> int:
+    if size is None:
+        return min(MOST, max(round(SHARE * total), 1))
+    _check(size, name)
+    return max(round(size * total), 1) if 0 < size < 1 else int(size)
+
+
+def _length(size: float | None, characters: int, usual: float, name: str) -> int:
+    size = usual if size is None else size
+    _check(size, name)
+    return round(size * characters) if size < 1 else int(size)
+
+
+def _check(size: float, name: str) -> None:
+    if not math.isfinite(size) or size < 0 or (size >= 1 and size != int(size)):
+        raise UserError(f"{name} is a file, a share below 1 or a whole number of examples, not {size}")

@@ -1,0 +1,143 @@
+"""Between text and token numbers, by the `tokenizers` library.
+
+    bpe, unigram      pieces of words, or of sentences where a script has no spaces; rare characters as their bytes, so
+                      that any text goes through and comes back unchanged
+    wordpiece         pieces of words, as BERT's
+    characters, bytes one token each
+    words             words and punctuation marks
+    pretokenised      whatever stands between spaces
+
+BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, nearest, short
+
+from .pieces import BYTES, KINDS, NORMALS, SPECIALS, Kind, normal_steps
+
+ROLES = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<PAD>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<|unk|>", "<UNK>", "<|endoftext|>"),
+    "start": ("<s>", "[CLS]", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
+    "end": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` (as `inner`), and which of its tokens pad, stand for the unknown, start and end."""
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        inner.no_padding()
+        inner.no_truncation()
+        inner.encode_special_tokens = True  # '<s>' in a text is a text, no mark
+        self.inner = inner
+        self.pad, self.unk, self.start, self.end = (_role(inner, names) for names in ROLES.values())
+        self.size = max(inner.get_vocab().values()) + 1
+        self.specials = {self.pad, self.unk, self.start, self.end}
+
+    @classmethod
+    def train(
+        cls,
+        kind: str,
+        texts: Iterable[str],
+        size: int | None = None,
+        lowercase: bool = False,
+        normalise: str = "none",
+    ) -> Tokenizer:
+        """size: tokens at most, the four special ones among them; None: what is usual. normalise: none, nfc, nfkc."""
+        for what, word, known in (("tokenizer", kind, KINDS), ("normalise", normalise, NORMALS)):
+            if word not in known:
+                raise UserError(f"unknown {what} '{word}'{nearest(str(word), known)}")
+        chosen: Kind = KINDS[kind]
+        size = chosen.size if size is None else size
+        least = len(SPECIALS) + chosen.least
+        if size < least and kind != "bytes":
+            raise UserError(f"a tokenizer of {kind} needs a size of at least {least}, not {size}")
+        try:
+            return cls(chosen.learn(texts, size, normal_steps(normalise, lowercase)))
+        except BaseException as error:
+            raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """One that was saved here, or any tokenizer.json. Special tokens that it does not have are added to it."""
+        name = short(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            json.loads(text)
+        except OSError as error:
+            raise UserError(f"{name} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name} is no tokenizer, not even JSON: {in_one_line(error)}") from None
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except BaseException as error:
+            raise _told(error, f"{name} is no tokenizer") from None
+
+    def save(self, path: str | Path) -> None:
+        """Under another name first, so that there is never half a tokenizer."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(self.inner.to_str(pretty=True), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UserError(f"{short(path)} cannot be written: {error.strerror}") from None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token numbers of each text, without start and end."""
+        try:
+            found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:  # half a surrogate pair is no text
+            whole = [text.encode("utf-8", "replace").decode() for text in texts]
+            found = self.inner.encode_batch_fast(whole, add_special_tokens=False)
+        return [one.ids for one in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text, special tokens left out."""
+        return self.inner.decode([i for i in map(int, ids) if i not in self.specials], skip_special_tokens=True)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Each token by itself, to look at: special ones by their names, bytes that are half a character as \\xe4."""
+        return [self._token(int(i)) for i in ids]
+
+    def _token(self, i: int) -> str:
+        name = self.inner.id_to_token(i)
+        if name is None:
+            return f"[{i}]"
+        return ascii(bytes([BYTES.index(name)]))[2:-1] if name in BYTES else name
+
+    def keeps_lines(self) -> bool:
+        """A line end is a token, not just a gap between words."""
+        return bool(self.encode(["\n"])[0])
+
+    def hash(self) -> str:
+        """The same for the same tokenizer."""
+        return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
+
+
+def _role(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
+    """The number of the first of these tokens that there is; the first of all is added when there is none."""
+    there = next((name for name in names if inner.token_to_id(name) is not None), names[0])
+    inner.add_special_tokens([there])
+    found = inner.token_to_id(there)
+    assert found is not None
+    return found
+
+
+def _told(error: BaseException, what: str) -> BaseException:
+    """The user's error for one of the library; a panic of it is not even an Exception."""
+    if isinstance(error, UserError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+        return error
+    return UserError(f"{what}: {in_one_line(error)}")

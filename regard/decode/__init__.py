@@ -1,0 +1,8 @@
+"""From a trained model to sequences: one strategy per file, all through the model's own steps and state."""
+
+from .beam import beam
+from .result import Hypothesis, Request
+from .sample import greedy, sample, stream
+from .way import Way, search
+
+__all__ = ["Hypothesis", "Request", "Way", "beam", "greedy", "sample", "search", "stream"]

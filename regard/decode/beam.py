@@ -1,0 +1,105 @@
+"""Beam search: the best few beginnings are kept at every step, all sentences of a batch side by side.
+
+    score = log p(answer) / length^penalty           length counts the end mark; 0: plain sum; 1: mean per token
+
+The first neural use: Sutskever et al. 2014, arXiv:1409.3215. Division by the length: Cho et al. 2014, arXiv:1409.1259.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core import UserError, select
+
+from .result import Hypothesis, Request, Stepper, exact
+
+
+@torch.no_grad()
+def beam(
+    model: Stepper, request: Request, size: int = 5, penalty: float = 1.0, best: int = 1, early: bool = True
+) -> list[list[Hypothesis]]:
+    """The `best` answers for every row, best first; fewer where there are not so many. What runs out of room before its
+    sentence is done counts as an answer, too.
+
+    size:    beginnings kept.
+    penalty: exponent of the length; below 1 favours short answers.
+    early:   a sentence is done when `size` answers have ended; False: when nothing can beat the `best` of them.
+    """
+    if not 1 <= best <= size:
+        raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
+    scores, state = request.begin(model)
+    answers = Answers(len(scores), size, best, penalty, scores)
+    rows = torch.arange(len(scores), device=scores.device)  # (live,) the sentences that are still searched
+    totals = torch.zeros_like(scores[:, :1])  # (live, beams) log p of what is said
+    said = request.prefix.new_empty(len(scores), 1, 0)  # (live, beams, length); at first there is one beginning
+    while True:
+        beams, length = totals.shape[1], said.shape[2] + 1
+        totals, parents, tokens = grow(totals, scores.unflatten(0, (-1, beams)), 2 * size)
+        ends = tokens == request.end
+        answers.add(rows, ends[:, :size], totals, said, parents, length, ended=True)
+        totals, order = totals.masked_fill(ends, -torch.inf).topk(size, -1)  # the best that go on
+        parents, tokens = parents.gather(1, order), tokens.gather(1, order)
+        said = torch.cat((said.gather(1, parents[..., None].expand(-1, -1, length - 1)), tokens[..., None]), -1)
+        most = request.most[rows]
+        going = ~answers.settled(rows, totals[:, 0], length, most, early)
+        full = (going & (most <= length))[:, None].expand_as(totals)
+        own = torch.arange(size, device=rows.device).expand_as(totals)
+        answers.add(rows, full, totals, said, own, length, ended=False)
+        stay = (going & (most > length)).nonzero()[:, 0]
+        if not len(stay):
+            return answers.sorted()
+        first = torch.arange(len(rows), device=rows.device)[:, None] * beams
+        state = select(state, (first + parents)[stay].flatten())
+        rows, totals, said = rows[stay], totals[stay], said[stay]
+        scores, state = model.step(said[:, :, -1].flatten()[:, None], state)
+        scores = exact(scores[:, 0])
+
+
+def grow(totals: Tensor, scores: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
+    """totals (live, beams), scores (live, beams, vocab) -> the best `wide` continuations, best first: their totals, the
+    beams that they continue, and their tokens, (live, wide) each. Where there are fewer, hopeless ones fill up."""
+    top, tokens = scores.topk(min(wide, scores.shape[-1]), -1)  # of each beam, then of all: no sum of the whole is made
+    logs = top - scores.logsumexp(-1, keepdim=True) + totals[..., None]
+    each = tokens.shape[-1]
+    totals, flat = logs.flatten(1).topk(min(wide, logs[0].numel()), -1)
+    lack = wide - totals.shape[1]
+    totals, flat = F.pad(totals, (0, lack), value=-torch.inf), F.pad(flat, (0, lack))
+    return totals, flat // each, tokens.flatten(1).gather(1, flat)
+
+
+class Answers:
+    """What is done, for every sentence of the batch."""
+
+    def __init__(self, batch: int, size: int, best: int, penalty: float, like: Tensor):
+        self.best, self.penalty = best, penalty
+        self.found: list[list[Hypothesis]] = [[] for _ in range(batch)]
+        self.held = like.new_full((batch, size), -torch.inf)  # the best scores found, best first
+
+    def add(
+        self, rows: Tensor, chosen: Tensor, totals: Tensor, said: Tensor, beams: Tensor, length: int, ended: bool
+    ) -> None:
+        """Of the candidates (live, n) with `totals` that continue `beams` of `said`: those `chosen` are done."""
+        totals, beams = totals[:, : chosen.shape[1]], beams[:, : chosen.shape[1]]
+        chosen = chosen & (totals > -torch.inf)
+        sentence, candidate = chosen.nonzero(as_tuple=True)
+        if not len(sentence):
+            return
+        sums = totals[sentence, candidate]
+        told = (rows[sentence], sums, sums / length**self.penalty, said[sentence, beams[sentence, candidate]])
+        for row, total, score, tokens in zip(*(t.tolist() for t in told), strict=True):
+            self.found[row].append(Hypothesis(tokens, score, total, ended))
+        scores = torch.where(chosen, totals / length**self.penalty, -torch.inf)
+        self.held[rows] = torch.cat((self.held[rows], scores), 1).topk(self.held.shape[1], -1).values
+
+    def settled(self, rows: Tensor, top: Tensor, length: int, most: Tensor, early: bool) -> Tensor:
+        """(live,) where search is over. `top` is the best unfinished sum, which can only fall."""
+        held = self.held[rows]
+        if early:
+            return (held[:, -1] > -torch.inf) | (top == -torch.inf)
+        kindest = most if self.penalty > 0 else most.clamp(max=length + 1)  # the length that is
+        return held[:, self.best - 1] >= top / kindest.to(top.dtype) ** self.penalty
+
+    def sorted(self) -> list[list[Hypothesis]]:
+        return [sorted(answers, key=lambda one: -one.score)[: self.best] for answers in self.found]

@@ -1,0 +1,169 @@
+"""One token after the other: the likeliest, or drawn at random from the likely ones.
+
+    p = softmax(scores / temperature), then in this order, each on what the one before it left:
+    top-k: the k likeliest    top-p: the fewest that have p together    min-p: those at least min_p times the likeliest
+
+top-p: Holtzman et al. 2020, arXiv:1904.09751. min-p: Nguyen et al. 2024, arXiv:2407.01082. Repetition penalty: Keskar
+et al. 2019, arXiv:1909.05858.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import UserError, select
+
+from .result import Hypothesis, Request, Stepper, exact
+
+FEW = 0.75  # when no more than this share of a batch goes on, the others leave it: each time costs a copy of the state
+
+Listen = Callable[[int, int], None]
+Seeds = Sequence[int | Sequence[int]]
+
+
+class Said(NamedTuple):
+    """What one step adds: only the rows that were still going are named."""
+
+    rows: Tensor  # (going,) which of the request's rows
+    tokens: Tensor  # (going,) the end mark among them
+    logprobs: Tensor  # (going,) by the model itself
+
+
+def greedy(model: Stepper, request: Request, listen: Listen | None = None) -> list[Hypothesis]:
+    """The likeliest token at every step."""
+    return sample(model, request, temperature=0.0, listen=listen)
+
+
+def sample(
+    model: Stepper,
+    request: Request,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition: float = 1.0,
+    seeds: Seeds | None = None,
+    listen: Listen | None = None,
+) -> list[Hypothesis]:
+    """As `stream`, to the end. `listen(row, token)` hears every token but the end mark as it comes."""
+    batch, device = request.prefix.shape[0], request.prefix.device
+    said = torch.full((batch, int(request.most.max())), request.end, device=device)
+    logprobs = torch.zeros(said.shape, device=device)
+    for at, new in enumerate(stream(model, request, temperature, top_k, top_p, min_p, repetition, seeds)):
+        said[new.rows, at] = new.tokens
+        logprobs[new.rows, at] = new.logprobs.float()
+        if listen:
+            for row, token in zip(new.rows.tolist(), new.tokens.tolist(), strict=True):
+                if token != request.end:
+                    listen(row, token)
+    lengths = (said != request.end).sum(1)  # nothing is said after the end
+    told = (said, lengths, logprobs.sum(1), lengths < request.most)
+    return [
+        Hypothesis(tokens[:length], logprob, logprob, ended)
+        for tokens, length, logprob, ended in zip(*(t.tolist() for t in told), strict=True)
+    ]
+
+
+@torch.no_grad()
+def stream(
+    model: Stepper,
+    request: Request,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition: float = 1.0,
+    seeds: Seeds | None = None,
+) -> Iterator[Said]:
+    """Step by step, all rows at once.
+
+    temperature: 0 is greedy.
+    top_k, top_p, min_p: leave out the unlikely; 0, 1 and 0 leave out nothing.
+    repetition: above 1 discourages tokens that a row had before, its prefix included.
+    seeds: one for each row, a number or several; a row's answer depends on its own alone. None: new ones.
+    """
+    _check(temperature, top_k, top_p, min_p, repetition)
+    scores, state = request.begin(model)
+    most, longest, room = request.most, int(request.lengths.max()), request.room
+    noise = _noise(seeds, scores, int(most.max())) if temperature else None
+    rows = torch.arange(len(scores), device=scores.device)  # which of the request's rows each one is
+    going = torch.ones_like(rows, dtype=torch.bool)
+    before = _real(request) if repetition != 1 else None  # (rows, time) all that each row holds
+    for at in count():
+        bent = scores if before is None else discourage(scores, before, repetition)
+        if noise is None:
+            tokens = bent.argmax(-1)
+        else:
+            tokens = draw(*likely(bent, temperature, top_k, top_p, min_p), noise[rows, at])
+        logprobs = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+        yield Said(rows[going], tokens[going], logprobs[going])
+        going &= (tokens != request.end) & (at + 1 < most[rows])
+        left = going.nonzero()[:, 0]
+        if not len(left):
+            return
+        if len(left) <= FEW * len(rows) or (len(left) < len(rows) and longest + at >= room):
+            rows, tokens, going, state = rows[left], tokens[left], going[left], select(state, left)
+            before = None if before is None else before[left]
+        if before is not None:
+            before = torch.cat((before, tokens[:, None]), 1)
+        scores, state = model.step(tokens[:, None], state)
+        scores = exact(scores[:, 0])
+
+
+def discourage(scores: Tensor, before: Tensor, repetition: float) -> Tensor:
+    """scores (rows, vocab) with those of the tokens `before` (rows, time) made smaller."""
+    old = scores.gather(1, before)
+    return scores.scatter(1, before, torch.where(old > 0, old / repetition, old * repetition))
+
+
+def likely(
+    scores: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """scores (rows, vocab) -> weights (rows, n) of the tokens (rows, n) that may be drawn; None: of all in their order.
+    The weights need not sum to 1."""
+    weights = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    tokens = None
+    vocab = weights.shape[-1]
+    if 0 < top_k < vocab or top_p < 1:
+        weights, tokens = weights.topk(min(top_k or vocab, vocab), -1)
+    if top_p < 1:
+        share = weights / weights.sum(-1, keepdim=True)
+        weights = weights.masked_fill(share.cumsum(-1) - share >= top_p, 0.0)  # the first to pass the mark stays
+    if min_p:
+        weights = weights.masked_fill(weights < min_p * weights.amax(-1, keepdim=True), 0.0)
+    return weights, tokens
+
+
+def draw(weights: Tensor, tokens: Tensor | None, noise: Tensor) -> Tensor:
+    """The token at which the running sum of the weights reaches the share `noise` (rows,) of it, above 0, up to 1."""
+    sums = weights.cumsum(-1)
+    chosen = torch.searchsorted(sums, noise[:, None].to(sums.dtype) * sums[:, -1:])
+    return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
+
+
+def _noise(seeds: Seeds | None, like: Tensor, most: int) -> Tensor:
+    """(rows, most), above 0, up to 1: what a row needs does not depend on who else is in the batch."""
+    if seeds is not None and len(seeds) != len(like):
+        raise UserError(f"sampling needs one seed for each row: {len(like)}, not {len(seeds)}")
+    sources = [np.random.default_rng(seed) for seed in (seeds if seeds is not None else [None] * len(like))]
+    noise = 1 - np.stack([source.random(most) for source in sources])
+    return torch.from_numpy(noise).to(like)
+
+
+def _real(request: Request) -> Tensor:
+    """The prefix, with its first token where it is padded."""
+    return request.prefix if request.valid is None else request.prefix.where(request.valid, request.prefix[:, :1])
+
+
+def _check(temperature: float, top_k: int, top_p: float, min_p: float, repetition: float) -> None:
+    if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1 and repetition > 0):
+        raise UserError(
+            "sampling needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and repetition > 0, not "
+            f"{temperature:g}, {top_k}, {top_p:g}, {min_p:g} and {repetition:g}"
+        )

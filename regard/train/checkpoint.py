@@ -1,0 +1,226 @@
+"""Checkpoints that cannot be half-written: a folder under another name, with the hashes of its files, then renamed.
+
+runs/x/checkpoints/step-00001000/        model.safetensors  trainer.safetensors  trainer.json  SHA256SUMS
+runs/x/checkpoints/step-00001017-extra/  out of turn: a stop, a new best, or much time since the last one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
+EXTRA = "-extra"
+NAME = re.compile(rf"step-(\d+)({EXTRA})?")
+
+
+class Newest(NamedTuple):
+    path: Path | None
+    numbers: dict[str, Any]  # what it says
+    complaints: list[str]  # about those that are newer and damaged, a sentence each
+
+
+def write(
+    folder: Path, step: int, model: nn.Module, tensors: dict[str, Tensor], numbers: dict[str, Any], due: bool = True
+) -> Path:
+    """One more checkpoint. When it fails, what was there before still is."""
+    final = folder / f"step-{step:08d}{'' if due else EXTRA}"
+    part = folder / f".part-{final.name}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_model(model, str(part / MODEL))
+        save_file({name: t.contiguous() for name, t in tensors.items()}, str(part / TENSORS))
+        (part / NUMBERS).write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        names = (MODEL, TENSORS, NUMBERS)
+        (part / SUMS).write_text(sums(part, names), encoding="utf-8")
+        for name in (*names, SUMS, ""):
+            sync(part / name)
+        remove(final)
+        part.rename(final)
+        sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UserError(
+            f"{short(final)}: the checkpoint could not be written: {why(error)}; those before it are whole, so mend "
+            f"that and go on with: regard train --resume {short(folder.parent)}"
+        ) from None
+    return final
+
+
+def found(folder: Path, due: bool = False) -> list[Path]:
+    """Oldest first; due: without those out of turn."""
+    named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
+    every = [(int(name[1]), not name[2], path) for path, name in named if name and not (due and name[2])]
+    return [path for _, _, path in sorted(every)]
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+def is_extra(path: Path) -> bool:
+    return path.name.endswith(EXTRA)
+
+
+def at(folder: Path, step: int) -> Path | None:
+    """The checkpoint of a step."""
+    return next((path for path in reversed(found(folder)) if step_of(path) == step), None)
+
+
+def remove(path: Path) -> None:
+    """At once, for all who look for checkpoints."""
+    if path.exists():
+        gone = path.with_name(f".gone-{path.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int, best: Path | None) -> None:
+    """Remove all but the newest, the last `keep` that were due and the best; and what a kill left behind."""
+    every = found(folder)
+    stay = {*every[-1:], *found(folder, due=True)[-keep:], best}
+    for path in every:
+        if path not in stay:
+            remove(path)
+    for path in (*folder.glob(".part-*"), *folder.glob(".gone-*")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def check(path: Path) -> dict[str, Any]:
+    """The trainer's numbers, once the files are known to be what was written."""
+    try:
+        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+        written = {name: digest for digest, name in (line.split("  ") for line in lines)}
+        for name in (MODEL, TENSORS, NUMBERS):
+            if _hash(path / name) != written[name]:
+                raise UserError(f"{short(path / name)} is damaged: its contents are not what was written")
+        return json.loads((path / NUMBERS).read_text(encoding="utf-8"))
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{short(path)} is not a whole checkpoint: {why(error)}") from None
+
+
+def newest(folder: Path, due: bool = False) -> Newest:
+    """The newest checkpoint that is whole, if there is one."""
+    complaints: list[str] = []
+    for path in reversed(found(folder, due)):
+        try:
+            return Newest(path, check(path), complaints)
+        except UserError as error:
+            complaints.append(str(error))
+    return Newest(None, {}, complaints)
+
+
+def after(folder: Path, path: Path) -> list[Path]:
+    """The checkpoints that are newer than this one."""
+    every = found(folder)
+    return every[every.index(path) + 1 :]
+
+
+def set_aside(path: Path) -> None:
+    """Out of the way, for whoever wants to look at it."""
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+def read(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The trainer's tensors; the model's go into `model`."""
+    try:
+        load_model(model, str(path / MODEL))
+        return load_file(str(path / TENSORS))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise UserError(f"{short(path)} does not fit this run: {in_one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Hold the run folder against every other process; the system lets go when the process ends, however it ends.
+    A folder that was made for this and is still empty goes away again."""
+    new = not run.exists()
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{short(run)} cannot be written to: {why(error)}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            who = os.read(lock, 99).decode(errors="replace")
+            told = f" ({who})" if who else ""
+            raise UserError(f"{short(run)} is in use by another process{told}: wait for it, or stop it") from None
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
+        yield
+        new = False
+    finally:
+        if new and [path.name for path in run.iterdir()] == ["lock"]:
+            shutil.rmtree(run)
+        os.close(lock)
+
+
+def put(path: Path, contents: str | Path | dict[str, Tensor]) -> None:
+    """A text, a copy of a file, or tensors: written beside and renamed, so that `path` is never half of it."""
+    part = path.with_name(path.name + ".part")
+    try:
+        if isinstance(contents, Path):
+            shutil.copyfile(contents, part)
+        elif isinstance(contents, str):
+            part.write_text(contents, encoding="utf-8")
+        else:
+            part.write_bytes(to_bytes(contents))
+        sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{short(path)} cannot be written: {why(error)}") from None
+
+
+def why(error: BaseException) -> str:
+    """What the system or a library says, in a few words."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        return "the disk is full"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no {Path(error.filename).name}"
+    return getattr(error, "strerror", None) or in_one_line(error)
+
+
+def sync(path: Path) -> None:
+    """Onto the disk, so that what comes later cannot come first."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sums(folder: Path, names: Sequence[str]) -> str:
+    """Of some files, as the program sha256sum would print them."""
+    return "".join(f"{_hash(folder / name)}  {name}\n" for name in names)
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

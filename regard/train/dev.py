@@ -1,0 +1,72 @@
+"""How good a model is on the dev set while it learns: its loss there, and how well it answers by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import Model
+from regard.data.batches import IGNORE, Batch, pad_rows
+from regard.data.tokenizer import Tokenizer
+from regard.decode import Way
+from regard.metrics import measure
+from regard.run import Run
+
+from .objectives.next_token import NextToken
+
+FORCED = ("loss", "perplexity")  # measured without decoding
+
+
+class Dev:
+    """A model -> its metrics.
+
+    batches:    makes the dev batches anew each time.
+    tokenizers: the source's and the target's.
+    metrics:    measured on the answers to `sources`, greedily decoded, for each of which some `references` are right.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[], Iterator[Batch]],
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        metrics: Sequence[str] = (),
+        sources: Sequence[str] = (),
+        references: Sequence[Sequence[str]] = (),
+    ):
+        self.batches, self.tokenizers = batches, tokenizers
+        self.metrics, self.sources, self.references = metrics, sources, references
+        self.objective = NextToken()
+
+    def __call__(self, model: Model) -> dict[str, float]:
+        loss = self.loss(model)
+        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if self.metrics:
+            run = Run(model, *self.tokenizers)
+            answers = [best[0].text for best in run.predict(self.sources, Way(cut=True))]
+            found |= {score.name: score.value for score in measure(self.metrics, answers, self.references)}
+        return found
+
+    def loss(self, model: Model) -> float:
+        """-log p per token."""
+        device = next(model.parameters()).device
+        sums: list[Tensor] = []
+        count = 0
+        for batch in self.batches():
+            sums.append(self.objective(model, batch.to(device)).nll)
+            count += batch.count
+        return float(torch.stack(sums).double().sum()) / count
+
+
+def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
+    """All of a text (time,) in windows side by side, the last one as short as it must be: every token is asked for
+    exactly once. before: the token that the first one is asked after."""
+    for begin in range(0, len(text), context * rows):
+        ends = [(at, min(at + context, len(text))) for at in range(begin, len(text), context)[:rows]]
+        targets, valid = pad_rows([text[at:end] for at, end in ends], IGNORE)
+        read = [np.append(text[at - 1] if at else before, text[at : end - 1]) for at, end in ends]
+        tokens, _ = pad_rows(read, pad)
+        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()))

@@ -1,0 +1,180 @@
+"""One step after the other: batches in, gradients, a better model out; and the whole of what the next step depends on.
+
+That is weights, optimiser, averages, random numbers and the place in the data: from them, the same steps follow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.core import Model, Stack, Tap, UserError, losses
+from regard.data.batches import Batch, Feed
+
+from .average import Moving
+from .optimiser import Optimiser
+from .settings import Settings
+
+
+class Loss(Protocol):
+    """Sums over the tokens that were asked for."""
+
+    @property
+    def loss(self) -> Tensor:
+        """To be minimised."""
+
+    @property
+    def nll(self) -> Tensor:
+        """-log p of the right ones."""
+
+
+Objective = Callable[[Model, Batch], Loss]
+
+
+class Place(NamedTuple):
+    """Where a run stands in its data."""
+
+    epoch: int
+    taken: int  # batches of this epoch
+    size: int  # of all batches of this epoch, once one was taken
+
+    @classmethod
+    def of(cls, feed: Feed) -> Place:
+        return cls(feed.epoch, feed.index, feed.size if feed.index else 1)  # to know the size, the epoch is planned
+
+
+class Learner:
+    """A model with its optimiser, in the middle of its data."""
+
+    def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
+        self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
+        self.device = next(model.parameters()).device
+        self.optimiser = Optimiser(model, settings)
+        self.moving = Moving(self.optimiser.parameters, settings.ema)
+        for module in model.modules():
+            if isinstance(module, Stack):
+                module.recompute = settings.checkpointing
+        self.casts = settings.precision == "bfloat16" and has_bfloat16(self.device)
+        taps = [name for name, module in model.named_modules() if isinstance(module, Tap)]
+        self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
+        self.place = Place.of(feed)
+        self._ready: tuple[list[Batch], Place] | None = None
+        self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
+        self.recent: deque[tuple[float, int]] = deque(maxlen=50)  # seconds and tokens of the last steps
+
+    def advance(self, rate: Callable[[], float]) -> bool:
+        """One optimiser step, with the learning rate that `rate` gives once all else is known. False when the loss or
+        the gradient was not finite, and no weight was changed."""
+        begun = time.perf_counter()
+        if not self.model.training:
+            self.model.train()
+        batches, self.place = self._ready or self._take()
+        count = sum(batch.count for batch in batches)
+        self.optimiser.zero_grad()
+        sums = [self._learn(batch, count) for batch in batches]
+        norm = self.optimiser.norm()
+        self._ready = self._take()  # while the device is still at work
+        *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
+        if not math.isfinite(sum(nll)) or not math.isfinite(length):
+            return False
+        self.step, self.tokens, self.loss = self.step + 1, self.tokens + count, sum(nll) / count
+        self.lr = rate()
+        self.optimiser.step(self.lr, length)
+        self.moving.follow(self.step)
+        self.recent.append((time.perf_counter() - begun, count))
+        return True
+
+    def _take(self) -> tuple[list[Batch], Place]:
+        """The batches of the next step, and the place after them."""
+        batches = [next(self.feed).to(self.device) for _ in range(self.settings.accumulate)]
+        return batches, Place.of(self.feed)
+
+    def _learn(self, batch: Batch, count: int) -> Tensor:
+        """Add the gradient of one batch of a step over `count` tokens. The sum of -log p of its tokens."""
+        asked = losses(self.model) if self._asks_more else nullcontext(lambda: 0.0)
+        with asked as more:  # until after the backward, in which layers may be computed again
+            with self._precision():
+                result = self.objective(self.model, batch)
+                loss = result.loss / count + more() * (batch.count / count)
+            loss.backward()
+        return result.nll.detach()
+
+    def _precision(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.casts else nullcontext()
+
+    @property
+    def epoch(self) -> float:
+        return self.place.epoch + self.place.taken / self.place.size
+
+    @property
+    def speed(self) -> float:
+        """Target tokens per second, of late."""
+        seconds, tokens = (sum(column) for column in zip(*self.recent, strict=True)) if self.recent else (0.0, 0)
+        return tokens / seconds if seconds else 0.0
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """The model as it is used: the average of its weights where there is one. Learning then goes on as if nothing
+        had been."""
+        chance = self.random()
+        try:
+            with self.moving.inside(), torch.no_grad():
+                self.model.eval()
+                yield
+        finally:
+            self.set_random(chance)
+
+    def sound(self) -> bool:
+        """All weights and running statistics are finite."""
+        tensors = [t for t in (*self.model.parameters(), *self.model.buffers()) if t.is_floating_point()]
+        return bool(torch.stack([t.isfinite().all() for t in tensors]).all())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All but the model, as tensors and as numbers. Where there is an average of the weights, it is meant to be
+        inside the model now."""
+        tensors = {f"optimiser/{name}": t for name, t in self.optimiser.state().items()} | self.random()
+        tensors |= {f"own/{i}": t for i, t in enumerate(self.moving.values)}
+        numbers = {"optimiser": self.settings.optimiser, "step": self.step, "tokens": self.tokens}
+        return tensors, numbers | {"epoch": self.place.epoch, "taken": self.place.taken}
+
+    def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """What `state` gave; the model is as it was then. The place in the data stays: see `seek`."""
+        if numbers["optimiser"] != self.settings.optimiser:
+            raise UserError(f"this run has '{numbers['optimiser']}' as optimiser, not '{self.settings.optimiser}'")
+        prefix = "optimiser/"
+        self.optimiser.restore({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+        for i, value in enumerate(self.moving.values):
+            value.copy_(tensors[f"own/{i}"])
+        self.moving.swap()
+        self.set_random(tensors)
+        self.step, self.tokens = numbers["step"], numbers["tokens"]
+
+    def seek(self, epoch: int, taken: int) -> None:
+        """The data goes on from there."""
+        self.feed = Feed(self.feed.batches, epoch, taken)
+        self.place, self._ready = Place.of(self.feed), None
+
+    def random(self) -> dict[str, Tensor]:
+        """The state of the generators that dropout draws from."""
+        states = {"random/cpu": torch.get_rng_state()}
+        if self.device.type != "cpu":
+            states["random/device"] = torch.get_device_module(self.device).get_rng_state()
+        return states
+
+    def set_random(self, states: dict[str, Tensor]) -> None:
+        torch.set_rng_state(states["random/cpu"])
+        if "random/device" in states and self.device.type != "cpu":
+            torch.get_device_module(self.device).set_rng_state(states["random/device"])
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.amp.is_autocast_available(device.type)

@@ -1,0 +1,308 @@
+"""The training loop: from the first step to the last, evaluations and checkpoints between them, and nothing lost.
+
+A run that is killed and resumed ends with the very same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_model
+
+from regard.core import Model, UserError
+from regard.core.errors import short
+from regard.data.batches import Feed
+from regard.metrics import HIGHER_IS_BETTER
+
+from . import checkpoint, schedule
+from .average import mean
+from .journal import Journal
+from .learner import Learner, Objective
+from .settings import Settings
+from .stop import Stop, Stopped
+
+PARTS = 20  # of a run: where nothing else is said, it is evaluated after each
+RESCUE = 300.0  # seconds without a checkpoint, after which there is one out of turn
+SETBACKS = 5  # without a checkpoint between them, after which a run that goes bad is given up
+
+
+class Progress(NamedTuple):
+    """What a person watching wants to know."""
+
+    step: int
+    epoch: float
+    loss: float
+    lr: float
+    speed: float  # target tokens per second
+    elapsed: float  # seconds of training, over all resumptions
+    left: float | None  # seconds
+    done: float  # 0..1
+    metrics: dict[str, float]  # of the last evaluation
+
+
+class Trainer:
+    """model, objective, feed: what learns, by what, from what.
+
+    evaluate: the model -> metrics, "loss" among them; called between steps.
+    run:      the folder that holds checkpoints and metrics; None: keep nothing, and end with the last weights.
+    report:   called after every step; say: called with sentences that a person should read.
+    patient:  go on although the run had stopped early.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        objective: Objective,
+        feed: Feed,
+        settings: Settings,
+        run: Path | None = None,
+        evaluate: Callable[[Model], dict[str, float]] | None = None,
+        report: Callable[[Progress], None] = lambda progress: None,
+        say: Callable[[str], None] = lambda sentence: None,
+        patient: bool = False,
+    ):
+        if not settings.bounded:
+            raise UserError("a run needs an end: give steps, minutes or epochs")
+        if settings.average > 1 and run is None:
+            raise UserError("train.average is over checkpoints, so it needs a run folder")
+        self.learner, self.settings = Learner(model, objective, feed, settings), settings
+        self.run, self.evaluate, self.report, self.say, self.patient = run, evaluate, report, say, patient
+        if settings.precision == "bfloat16" and not self.learner.casts:
+            say(f"{self.learner.device.type} has no bfloat16, so this is float32")
+        self.stop = Stop()
+        self.journal: Journal | None = None
+        self.best: dict[str, Any] | None = None  # step, value and metrics
+        self.metrics: dict[str, float] = {}
+        self.waited = 0  # evaluations since the best
+        self.pending = False  # an evaluation was due and could not be finished
+        self.setbacks = 0
+        self._before, self._begun, self._saved = 0.0, time.perf_counter(), time.perf_counter()
+
+    @property
+    def model(self) -> Model:
+        return self.learner.model
+
+    @property
+    def step(self) -> int:
+        return self.learner.step
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far, over all resumptions."""
+        return self._before + time.perf_counter() - self._begun
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1 at the end, by whichever bound is nearest."""
+        s = self.settings
+        bounds = ((self.step, s.steps), (self.elapsed, 60 * s.minutes), (self.learner.epoch, s.epochs))
+        return max(now / end for now, end in bounds if end)
+
+    @property
+    def finished(self) -> bool:
+        return self.progress >= 1 or self._gave_up
+
+    @property
+    def _gave_up(self) -> bool:
+        return bool(self.settings.patience) and self.waited >= self.settings.patience
+
+    def train(self) -> dict[str, float]:
+        """Until the end. The metrics of the model that it ends with. When asked to stop, KeyboardInterrupt comes once
+        all is saved."""
+        with checkpoint.alone(self.run) if self.run else nullcontext(), self.stop.listening():
+            try:
+                self._resume()
+                over = self.finished
+                if self.pending:
+                    self._keep(due=True, save=over or self._divides(self.settings.save, True))
+                while not over and not self.stop.asked:
+                    over = self._round()
+                if self.pending or (self.stop.asked and not over):
+                    self._pause()
+                self._finish()
+            finally:
+                if self.journal:
+                    self.journal.drop()
+        return self.metrics
+
+    def _round(self) -> bool:
+        """One step and what comes after it. Whether it was the last."""
+        part = int(PARTS * self.progress)
+        if not self.learner.advance(self._rate):
+            self._go_back(f"the loss was not finite at step {self.step + 1}")
+            return False
+        if self.run is None:
+            self.setbacks = 0
+        progress = self.progress
+        over = progress >= 1
+        due = over or self._divides(self.settings.evaluate, int(PARTS * progress) > part)
+        save = over or self._divides(self.settings.save, due)
+        self._tell()
+        if (due or save) and not self.learner.sound():
+            self._go_back(f"the weights were not finite after step {self.step}")
+            return False
+        self._keep(due, save)
+        if due and not self.pending and self.progress >= 1:  # if not before, the evaluation took what time was left
+            over = True
+            self.save()
+        self.report(self._progress())
+        return over or self._gave_up
+
+    def _divides(self, every: int, otherwise: bool) -> bool:
+        return self.step % every == 0 if every else otherwise
+
+    def _rate(self) -> float:
+        s = self.settings
+        return s.lr * schedule.factor(s.schedule, self.step, s.warmup, self.progress, s.floor)
+
+    def _tell(self) -> None:
+        now = self.learner
+        if self.journal:
+            told = {"epoch": now.epoch, "loss": now.loss, "lr": now.lr, "tokens_per_second": now.speed}
+            self.journal.step(now.step, **told, seconds=self.elapsed)
+
+    def _progress(self) -> Progress:
+        now, done = self.learner, min(self.progress, 1.0)
+        left = self.elapsed * (1 - done) / done if done else None
+        return Progress(now.step, now.epoch, now.loss, now.lr, now.speed, self.elapsed, left, done, self.metrics)
+
+    def _keep(self, due: bool, save: bool) -> None:
+        """due: evaluate; save: keep a checkpoint."""
+        better = due and self._evaluate()
+        late = time.perf_counter() - self._saved > RESCUE
+        if not self.pending and (save or better or late):
+            self.save(due=save)
+
+    def _evaluate(self) -> bool:
+        """Whether this is the best so far."""
+        if self.evaluate is None:
+            return False
+        try:
+            with self.learner.shown(), self.stop.breakable():
+                found = self.evaluate(self.model)
+            self.pending = False
+        except Stopped:
+            self.pending = True
+            return False
+        name = self.settings.metric
+        if name not in found:
+            raise UserError(f"train.metric '{name}' is not measured here (measured: {', '.join(found)})")
+        self.metrics = {**found, "step": self.step}
+        if self.journal:
+            self.journal.evaluation(self.step, self.elapsed, found)
+        sign = 1 if name in HIGHER_IS_BETTER else -1
+        better = self.best is None or sign * found[name] > sign * self.best["value"]
+        if better:
+            self.best = {"step": self.step, "value": found[name], "metrics": found}
+        self.waited = 0 if better else self.waited + 1
+        return better
+
+    @property
+    def folder(self) -> Path:
+        assert self.run is not None
+        return self.run / "checkpoints"
+
+    def save(self, due: bool = True) -> None:
+        """A checkpoint of this moment, unless there is one. due: not out of turn."""
+        if self.journal is None:
+            return
+        there = checkpoint.at(self.folder, self.step)
+        if there is not None and not (due and checkpoint.is_extra(there)):
+            return
+        self.journal.flush()
+        with self.learner.moving.inside():  # so that model.safetensors is what was evaluated
+            tensors, numbers = self.learner.state()
+            numbers |= {"elapsed": self.elapsed, "pending": self.pending}
+            numbers |= {"best": self.best, "waited": self.waited, "metrics": self.metrics}
+            checkpoint.write(self.folder, self.step, self.model, tensors, numbers, due)
+        best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
+        checkpoint.prune(self.folder, max(self.settings.keep, self.settings.average), best)
+        self._saved = time.perf_counter()
+        if due:
+            self.setbacks = 0
+
+    def _resume(self) -> None:
+        self._begun = self._saved = time.perf_counter()
+        if self.run is None:
+            return
+        path, numbers, complaints = checkpoint.newest(self.folder)
+        if path is None and complaints:
+            raise UserError(f"{complaints[0]}, and no other in {short(self.folder)} is whole: begin a new run")
+        if path is None:
+            self.journal = Journal(self.run, 0)
+            return self.save()
+        for sentence, damaged in zip(complaints, reversed(checkpoint.after(self.folder, path)), strict=True):
+            self.say(f"{sentence}; it is set aside")
+            checkpoint.set_aside(damaged)
+        self._restore(path, numbers)
+        self.learner.seek(numbers["epoch"], numbers["taken"])
+        self._before, self.pending = numbers["elapsed"], numbers["pending"]
+        self.waited = 0 if self.patient else self.waited
+        self.journal = Journal(self.run, self.step)
+        if self.step:
+            self.say(f"going on from step {self.step}")
+
+    def _restore(self, path: Path, numbers: dict[str, Any]) -> None:
+        """All but the place in the data and the time."""
+        try:
+            self.learner.restore(checkpoint.read(path, self.model), numbers)
+            self.best, self.waited, self.metrics = (numbers[name] for name in ("best", "waited", "metrics"))
+        except KeyError as error:
+            raise UserError(f"{short(path)} does not fit this run: it has no {error}") from None
+
+    def _go_back(self, what: str) -> None:
+        """Something is not finite: back to the last checkpoint that was due, and on with the data that comes next. Not
+        to one out of turn, so that a run that was stopped or killed as well goes the same way."""
+        self.setbacks += 1
+        if self.setbacks > SETBACKS:
+            raise UserError(
+                f"{what}, and {SETBACKS} attempts before ended like this: lower train.lr or train.clip, or look for "
+                "what is strange in the data"
+            )
+        if self.journal is None:
+            if not self.learner.sound():
+                raise UserError(f"{what}, and there is no run folder to go back to: lower train.lr or train.clip")
+            return self.say(f"{what}: that batch is left out")
+        path, numbers, _ = checkpoint.newest(self.folder, due=True)
+        if path is None:
+            raise UserError(f"{what}, and there is no checkpoint to go back to")
+        for later in checkpoint.after(self.folder, path):
+            checkpoint.remove(later)
+        self._restore(path, numbers)
+        self.journal.drop()
+        self.journal = Journal(self.journal.run, self.step)
+        self.say(f"{what}: back to step {self.step}, without the batches that led there")
+
+    def _pause(self) -> None:
+        self.save(due=False)
+        if self.run:
+            self.say(f"stopped after step {self.step}; go on with: regard train --resume {short(self.run)}")
+        raise KeyboardInterrupt
+
+    def _finish(self) -> None:
+        """The model becomes what the run is for: the mean of the last checkpoints, the best one, or the last."""
+        if self.journal is None:
+            return self.learner.moving.swap()
+        final = self.journal.run / checkpoint.MODEL
+        averaged = self.settings.average > 1
+        if averaged:
+            paths = [path for path in checkpoint.found(self.folder, due=True) if checkpoint.step_of(path)]
+            checkpoint.put(final, mean([path / checkpoint.MODEL for path in paths[-self.settings.average :]]))
+        else:
+            best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
+            checkpoint.put(final, (best or checkpoint.found(self.folder)[-1]) / checkpoint.MODEL)
+        load_model(self.model, str(final))
+        if self.best and self.evaluate:
+            best, found = self.best["step"], self.best["metrics"]
+            if averaged:
+                self.model.eval()
+                with torch.no_grad():
+                    best, found = self.step, self.evaluate(self.model)
+            self.metrics = {**found, "step": best}
+            self.journal.evaluation(self.step, self.elapsed, found, "final")
+        self.journal.flush()

@@ -1,0 +1,55 @@
+"""Teacher forcing: at every position the model is asked for the next token of the right answer.
+
+    loss = - sum over t of log p(y_t | y_<t, source)
+
+Label smoothing: Szegedy et al. 2016, arXiv:1512.00567.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core import Context, Model
+from regard.data.batches import IGNORE, Batch
+from regard.kernels.cross_entropy import cross_entropy
+
+
+class Loss(NamedTuple):
+    """Sums over the tokens that were asked for."""
+
+    loss: Tensor  # to be minimised
+    nll: Tensor  # -log p of the right tokens, without smoothing
+    count: int
+
+
+class NextToken:
+    """smoothing: of the labels."""
+
+    def __init__(self, smoothing: float = 0.0):
+        self.smoothing = smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        memory = None if batch.source is None else model.encode(batch.source, batch.source_valid)
+        context = Context.begin(*batch.tokens.shape, batch.tokens.device, valid=batch.valid, memory=memory)
+        x = model.hidden(batch.tokens, context)
+        linear = model.head.linear(x, context)
+        if linear is None:
+            return Loss(*_plain(model.head(x, context), batch.targets, self.smoothing), batch.count)
+        vectors, table, bias = linear
+        with torch.autocast(x.device.type, enabled=False):  # log p is made in full, whatever the layers were made in
+            found = cross_entropy(vectors.to(table.dtype), table, bias, batch.targets, self.smoothing, IGNORE)
+        return Loss(*found, batch.count)
+
+
+def _plain(scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The same for scores (batch, time, vocab) that are no product with a table."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).flatten(0, 1)
+    loss, nll = (
+        F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORE, label_smoothing=share, reduction="sum")
+        for share in (smoothing, 0.0)
+    )
+    return loss, nll.detach()

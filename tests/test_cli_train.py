@@ -1,0 +1,101 @@
+"""The main job through the command line: train, predict, evaluate, resume, and what goes wrong, in a few seconds."""
+
+import json
+
+import pytest
+import torch
+
+from regard.cli import main
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A tiny language: words, and the same words the other way round."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    rows = []
+    for _ in range(300):
+        said = [WORDS[i] for i in torch.randint(len(WORDS), (int(torch.randint(1, 6, ())),)).tolist()]
+        rows.append(f"{' '.join(said)}\t{' '.join(reversed(said))}")
+    path.write_text("source\ttarget\n" + "\n".join(dict.fromkeys(rows)) + "\n")
+    return path
+
+
+SMALL = ["--set", "model.width=16", "--set", "model.heads=2", "--set", "model.depth=1", "--set", "train.batch=256"]
+
+
+def train(pairs, out, *more):
+    given = ["train", "transformer", "--size", "tiny", "--data", str(pairs), "--tokenizer", "words", "--out", str(out)]
+    return main([*given, *SMALL, *more])
+
+
+def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    assert train(pairs, out, "--steps", "6", "--metric", "exact", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step"] == 6
+    assert set(told["metrics"]) >= {"loss", "exact"}
+    for name in ("recipe.toml", "run.json", "tokenizer.json", "metrics.jsonl", "model.safetensors"):
+        assert (out / name).is_file(), name
+
+    asked = tmp_path / "asked.txt"
+    asked.write_text("one two\n\nthree\n")
+    assert main(["predict", str(out), str(asked), "--json", "--best", "2", "--beam", "3", "--align"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(answers) for answers in lines] == [2, 2, 2]
+    weights = lines[0][0]["alignment"]["weights"]
+    assert all(abs(sum(row) - 1) < 1e-3 for row in weights)
+    assert main(["predict", str(out), str(asked), "--stream", "--beam", "1"]) == 0
+    streamed = capsys.readouterr().out
+    assert main(["predict", str(out), str(asked), "--beam", "1"]) == 0
+    assert capsys.readouterr().out == streamed
+
+    assert (
+        main(["evaluate", str(out), "--data", str(pairs), "--json", "--metric", "bleu", "--metric", "perplexity"]) == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["scores"]) == {"bleu", "perplexity"}
+    assert "version:" in told["signatures"]["bleu"]
+    assert main(["evaluate", str(out), "--part", "dev"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+    assert main(["train", "--resume", str(out), "--steps", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 9
+
+
+WRONG = [
+    (["train"], "which recipe"),
+    (["train", "transformr", "--data", "PAIRS", "--steps", "1"], "did you mean 'transformer'"),
+    (["train", "transformer", "--data", "nowhere.tsv", "--steps", "1"], "nowhere.tsv"),
+    (["train", "transformer", "--data", "PAIRS"], "a run needs an end"),
+    (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--tokenizer", "bppe"], "did you mean 'bpe'"),
+    (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--metric", "blue"], "did you mean 'bleu'"),
+    (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--set", "train.lrr=3"], "train"),
+    (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--columns", "source,tarjet"], "tarjet"),
+    (["train", "--resume", "nothing-here"], "nothing-here"),
+    (["predict", "nothing-here"], "nothing-here"),
+    (["evaluate", "nothing-here"], "nothing-here"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda value: " ".join(value)[-40:] if value else "")
+def test_mistakes(arguments, words, pairs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([str(pairs) if word == "PAIRS" else word for word in arguments]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("run.json")), "nothing half-made is left"
+
+
+def test_a_run_is_not_overwritten(pairs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(pairs, out, "--steps", "1") == 0
+    before = (out / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert train(pairs, out, "--steps", "1") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == before

@@ -1,0 +1,266 @@
+"""A run from its first step to its last: where it ends, when it looks, what it keeps, and what it is for."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard import UserError
+from regard.metrics import HIGHER_IS_BETTER, KNOWN
+from regard.train import checkpoint, loop
+from regard.train.loop import Trainer
+
+
+def table(model):
+    return model.embed.table.detach().clone()
+
+
+def names(run):
+    return [path.name for path in checkpoint.found(run / "checkpoints")]
+
+
+def lines(run, kind):
+    every = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in every if kind in line]
+
+
+class Judge:
+    """Gives the metrics that it was told to, one after the other, and remembers what it was shown."""
+
+    def __init__(self, *values, name="loss"):
+        self.values, self.name, self.seen = list(values), name, []
+
+    def __call__(self, model):
+        assert not model.training
+        torch.rand(5)  # a judge may draw; training goes on as if he had not
+        self.seen.append(table(model))
+        return {self.name: self.values[len(self.seen) - 1]}
+
+
+def test_it_learns(trainer):
+    one = trainer(steps=60, lr=0.03)
+    losses = []
+    one.report = lambda progress: losses.append(progress.loss)
+    one.train()
+    assert len(losses) == 60
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+@pytest.mark.parametrize(("bounds", "steps"), [({"steps": 7}, 7), ({"steps": 0, "epochs": 1.5}, 15)])
+def test_ends(trainer, bounds, steps):
+    one = trainer(**bounds)
+    seen = []
+    one.report = seen.append
+    one.train()
+    assert one.step == steps
+    assert seen[-1].done == 1
+    assert seen[0].done == pytest.approx(1 / steps)
+    assert seen[-1].left == 0
+
+
+def test_whichever_comes_first(trainer):
+    one = trainer(steps=50, epochs=0.5)
+    one.train()
+    assert one.step == 5
+
+
+def test_minutes(trainer, monkeypatch):
+    """Of the clock, with evaluations, and with what came before a resumption."""
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+
+    def judge(model):
+        now[0] += 30
+        return {"loss": 1.0}
+
+    one = trainer(steps=0, minutes=2, evaluate=2)
+    one.evaluate = judge
+    one.report = lambda progress: now.__setitem__(0, now[0] + 10)
+    one.train()
+    assert one.step == 6  # at 0, 10, 50, 60, 100 and 110 seconds; the last evaluation takes until after the end
+
+
+def test_no_end(trainer):
+    with pytest.raises(UserError, match="a run needs an end"):
+        trainer(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "looked"),
+    [
+        ({"steps": 40}, list(range(2, 41, 2))),
+        ({"steps": 7}, list(range(1, 8))),
+        ({"steps": 12, "evaluate": 5}, [5, 10, 12]),
+    ],
+)
+def test_looks(trainer, tmp_path, given, looked):
+    """By default at every twentieth of the run; and always at the end."""
+    one = trainer(tmp_path / "run", **given)
+    one.evaluate = Judge(*range(100, 0, -1))
+    one.train()
+    assert [line["step"] for line in lines(tmp_path / "run", "dev")] == looked
+    assert [line["step"] for line in lines(tmp_path / "run", "lr")] == list(range(1, given["steps"] + 1))
+
+
+def test_keeps(trainer, tmp_path):
+    """The last ones that were due, and the best."""
+    one = trainer(tmp_path / "run", steps=12, save=2, evaluate=3, keep=2)
+    one.evaluate = Judge(4, 1, 3, 2)
+    one.train()
+    assert names(tmp_path / "run") == ["step-00000006", "step-00000010", "step-00000012"]
+
+
+def test_a_new_best_is_kept_at_once(trainer, tmp_path):
+    one = trainer(tmp_path / "run", steps=12, save=5, evaluate=3, keep=1)
+    one.evaluate = Judge(4, 1, 3, 2)
+    one.train()
+    assert names(tmp_path / "run") == ["step-00000006-extra", "step-00000012"]
+
+
+def test_after_five_minutes(trainer, tmp_path, monkeypatch):
+    """A checkpoint out of turn, which goes away when the next one comes."""
+    monkeypatch.setattr(loop, "RESCUE", -1.0)
+    seen = []
+    one = trainer(tmp_path / "run", steps=5, save=4, keep=1)
+    one.report = lambda progress: seen.append(names(tmp_path / "run"))
+    one.train()
+    assert seen[1] == ["step-00000000", "step-00000002-extra"]
+    assert seen[-1] == ["step-00000005"]
+
+
+@pytest.mark.parametrize("name", ["loss", "bleu", "token_error"])
+def test_the_best_is_what_it_ends_with(trainer, tmp_path, name):
+    """Higher or lower as the metric has it."""
+    one = trainer(tmp_path / "run", steps=12, evaluate=3, metric=name, save=100)
+    one.evaluate = judge = Judge(2, 5, 1, 3, name=name)
+    found = one.train()
+    best = 1 if name in HIGHER_IS_BETTER else 2
+    assert found == {name: judge.values[best], "step": 3 * (best + 1)}
+    assert torch.equal(table(one.model), judge.seen[best])
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert any(torch.equal(tensor, judge.seen[best]) for tensor in written.values())
+    (final,) = lines(tmp_path / "run", "final")
+    assert final["final"] == {name: judge.values[best]}
+
+
+def test_directions_are_known():
+    assert set(KNOWN) >= HIGHER_IS_BETTER
+    assert not hasattr(Trainer, "HIGHER_IS_BETTER")
+
+
+@pytest.mark.parametrize(("name", "steps"), [("loss", 15), ("bleu", 9)])
+def test_patience(trainer, tmp_path, name, steps):
+    """After so many evaluations without a better one; an equal one is no better."""
+    one = trainer(tmp_path / "run", steps=100, evaluate=3, metric=name, patience=2)
+    one.evaluate = Judge(3, 3, 2, 2, 5, name=name)
+    one.train()
+    assert one.step == steps
+
+
+def test_a_metric_that_is_not_there(trainer, tmp_path):
+    one = trainer(tmp_path / "run", metric="bleu")
+    one.evaluate = Judge(*range(9))
+    with pytest.raises(UserError, match="'bleu' is not measured here"):
+        one.train()
+
+
+def test_without_dev_the_last(trainer, tmp_path):
+    one = trainer(tmp_path / "run", steps=8)
+    seen = []
+    one.report = lambda progress: seen.append(table(one.model))
+    assert one.train() == {}
+    assert torch.equal(table(one.model), seen[-1])
+
+
+def test_evaluation_leaves_no_trace(trainer, tmp_path):
+    """Whatever it draws and however often it comes, the weights are those of a run without."""
+    plain = trainer(tmp_path / "plain", ema=0.9)
+    plain.train()
+    watched = trainer(tmp_path / "watched", evaluate=2, ema=0.9)
+    watched.evaluate = Judge(*range(9, 0, -1))
+    watched.train()
+    assert torch.equal(table(plain.model), table(watched.model))
+
+
+def test_mean_of_the_last(trainer, tmp_path):
+    """Those that were due, not the best or the rescued ones between them."""
+    one = trainer(tmp_path / "run", steps=20, save=4, average=3, evaluate=3)
+    values = {}
+    one.report = lambda progress: values.update({progress.step: table(one.model)})
+    one.evaluate = judge = Judge(*range(9, 0, -1))
+    found = one.train()
+    wanted = (values[12].double() + values[16].double() + values[20].double()) / 3
+    torch.testing.assert_close(table(one.model), wanted.float(), rtol=0, atol=0)
+    torch.testing.assert_close(judge.seen[-1], wanted.float(), rtol=0, atol=0)
+    assert found["loss"] == judge.values[len(judge.seen) - 1], "the mean itself was measured"
+    with pytest.raises(UserError, match="needs a run folder"):
+        trainer(average=3)
+
+
+def test_moving_average(trainer, tmp_path):
+    """What is evaluated, kept and written, by hand: d = min(decay, (1 + step) / (10 + step))."""
+    one = trainer(tmp_path / "run", steps=6, ema=0.4, evaluate=1)
+    average, seen = table(one.model).double(), []
+
+    def follow(progress):
+        nonlocal average
+        d = min(0.4, (1 + progress.step) / (10 + progress.step))
+        average = d * average + (1 - d) * table(one.model).double()
+        seen.append(average)
+
+    one.report = follow
+    one.evaluate = judge = Judge(6, 5, 4, 1, 3, 2)
+    one.train()
+    for shown, wanted in zip(judge.seen, seen, strict=True):
+        torch.testing.assert_close(shown.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(table(one.model), judge.seen[3])
+    kept = load_file(tmp_path / "run" / "checkpoints" / "step-00000006" / "model.safetensors")
+    assert any(torch.equal(tensor, judge.seen[5]) for tensor in kept.values())
+
+
+def test_moving_average_without_a_folder(trainer):
+    one = trainer(steps=6, ema=0.4, evaluate=6)
+    one.evaluate = judge = Judge(1)
+    one.train()
+    assert torch.equal(table(one.model), judge.seen[0])
+
+
+def test_goes_on_after_its_end(trainer, tmp_path):
+    """As if it had been meant to be so long from the beginning: this schedule does not look at the end."""
+    trainer(tmp_path / "run", steps=7, save=5).train()
+    longer = trainer(tmp_path / "run", steps=12, save=5)
+    longer.train()
+    whole = trainer(tmp_path / "whole", steps=12, save=5)
+    whole.train()
+    assert longer.step == 12
+    assert torch.equal(table(longer.model), table(whole.model))
+    assert [line["step"] for line in lines(tmp_path / "run", "lr")] == list(range(1, 13))
+
+
+def test_a_finished_run_again(trainer, tmp_path):
+    """Nothing happens, and it ends with the same."""
+    trainer(tmp_path / "run").train()
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    told = (tmp_path / "run" / "metrics.jsonl").read_text()
+    one = trainer(tmp_path / "run")
+    one.train()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    assert [
+        line.partition('"seconds"')[0] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ] == [line.partition('"seconds"')[0] for line in told.splitlines()]
+
+
+def test_early_stopping_can_be_overruled(trainer, tmp_path):
+    given = {"steps": 30, "evaluate": 3, "patience": 2}
+    first = trainer(tmp_path / "run", **given)
+    first.evaluate = Judge(*range(10))
+    first.train()
+    assert first.step == 9
+    again = trainer(tmp_path / "run", **given)
+    again.train()
+    assert again.step == 9
+    more = trainer(tmp_path / "run", **given, patient=True)
+    more.evaluate = Judge(*range(10))
+    more.train()
+    assert more.step == 15

@@ -1,0 +1,119 @@
+"""The optimisers: what each takes, clipping, and a state that can be put away and taken up again."""
+
+import pytest
+import torch
+
+from regard import UserError
+from regard.train.optimiser import KINDS, Optimiser
+from regard.train.settings import Settings
+
+
+def learn(model, optimiser, steps, seed):
+    """A few steps on something."""
+    rng = torch.Generator().manual_seed(seed)
+    model.eval()
+    for _ in range(steps):
+        tokens = torch.randint(13, (2, 5), generator=rng)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimiser.step(0.01, float(optimiser.norm()))
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state(model, kind):
+    """The same steps follow from a state, and none of what came after it is left."""
+    settings = Settings(optimiser=kind, weight_decay=0.01)
+    one, other = model(0), model(1)
+    first, second = Optimiser(one, settings), Optimiser(other, settings)
+    learn(one, first, 3, seed=0)
+    state = {name: tensor.clone() for name, tensor in first.state().items()}
+    assert state
+    kept = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    before = weights(one)
+    learn(one, first, 3, seed=1)
+    assert not torch.equal(weights(one), before)
+    learn(other, second, 2, seed=5)
+    other.load_state_dict(kept)
+    second.restore(state)
+    assert torch.equal(weights(other), before)
+    learn(other, second, 3, seed=1)
+    assert torch.equal(weights(one), weights(other))
+    fresh = model(1)
+    learn(fresh, Optimiser(fresh, settings), 2, seed=5)
+    other.load_state_dict(model(1).state_dict())
+    second.restore({})
+    learn(other, second, 2, seed=5)
+    assert torch.equal(weights(fresh), weights(other)), "moments from before are gone"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learns(model, kind):
+    one = model()
+    one.eval()
+    tokens = torch.randint(13, (3, 5), generator=torch.Generator().manual_seed(0))
+
+    def loss():
+        return torch.nn.functional.cross_entropy(one(tokens).flatten(0, 1), tokens.flatten())
+
+    optimiser = Optimiser(one, Settings(optimiser=kind))
+    before = float(loss().detach())
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step(0.03, float(optimiser.norm()))
+    assert float(loss().detach()) < before - 0.2
+
+
+def test_adam_is_torch_s(model):
+    """With clipping, and without decay of vectors."""
+    one, other = model(), model()
+    optimiser = Optimiser(one, Settings(optimiser="adamw", clip=0.01, weight_decay=0.1, beta1=0.8, beta2=0.9, eps=1e-6))
+    flat = [p for p in other.parameters() if p.dim() <= 1]
+    deep = [p for p in other.parameters() if p.dim() > 1]
+    groups = [{"params": deep, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
+    plain = torch.optim.AdamW(groups, 0.01, (0.8, 0.9), 1e-6, fused=False)
+    learn(one, optimiser, 3, seed=0)
+    rng = torch.Generator().manual_seed(0)
+    other.eval()
+    for _ in range(3):
+        tokens = torch.randint(13, (2, 5), generator=rng)
+        plain.zero_grad()
+        torch.nn.functional.cross_entropy(other(tokens).flatten(0, 1), tokens.flatten()).backward()
+        assert torch.nn.utils.clip_grad_norm_(other.parameters(), 0.01) > 0.01
+        plain.step()
+    torch.testing.assert_close(weights(one), weights(other))
+
+
+@pytest.mark.parametrize(("clip", "wanted"), [(0.5, 0.5), (0.0, 5.0), (7.0, 5.0)])
+def test_clips(model, clip, wanted):
+    one = model()
+    optimiser = Optimiser(one, Settings(optimiser="sgd", beta1=0.0, clip=clip))
+    before = weights(one)
+    for p in one.parameters():
+        p.grad = torch.zeros_like(p)
+    one.embed.table.grad[0, 0], one.embed.table.grad[1, 1] = 3.0, 4.0
+    norm = float(optimiser.norm())
+    assert norm == 5
+    optimiser.step(1.0, norm)
+    assert float((weights(one) - before).norm()) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_muon_takes_the_maps(model):
+    one = model()
+    muon, adamw = Optimiser(one, Settings(optimiser="muon")).parts
+    names = {id(p): name for name, p in one.named_parameters()}
+    taken = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
+    assert taken | rest == set(names.values())
+    assert all(name.endswith("weight") and name.startswith("stack") for name in taken)
+    assert "embed.table" in rest
+
+
+def test_of_another_model(model):
+    optimiser = Optimiser(model(), Settings())
+    with pytest.raises(UserError, match="knows 'elsewhere'"):
+        optimiser.restore({"elsewhere/step": torch.tensor(1.0)})

@@ -1,0 +1,45 @@
+"""[train] is checked before anything begins."""
+
+import pytest
+
+from regard import UserError
+from regard.train.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"stepz": 3}, "did you mean 'steps'"),
+        ({"lr": "high"}, "train.lr must be a number"),
+        ({"lr": float("nan")}, "train.lr must not be"),
+        ({"minutes": float("inf")}, "train.minutes must not be"),
+        ({"steps": -1}, "train.steps must not be"),
+        ({"batch": 0}, "train.batch must be at least 1"),
+        ({"ema": 1.0}, "train.ema must be from 0 to below 1"),
+        ({"smoothing": 1.5}, "train.smoothing must be from 0 to below 1"),
+        ({"floor": 2.0}, "train.floor is a share"),
+        ({"optimiser": "adamm"}, "did you mean 'adam"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"precision": "float16"}, "train.precision 'float16' is unknown"),
+        ({"checkpointing": 1}, "train.checkpointing must be true or false"),
+    ],
+)
+def test_refused(table, told):
+    with pytest.raises(UserError, match="train") as error:
+        Settings.read(table)
+    assert told in str(error.value)
+
+
+def test_another_end():
+    old = Settings(steps=60, minutes=2.0, lr=0.5)
+    new = old.until({"epochs": 3})
+    assert (new.steps, new.minutes, new.epochs, new.lr) == (0, 0, 3, 0.5)
+    with pytest.raises(UserError, match="not in 'lr'"):
+        old.until({"lr": 3})
+    with pytest.raises(UserError, match="must not be negative"):
+        old.until({"steps": -3})
+
+
+def test_all_of_it_is_documented():
+    for name in Settings.__dataclass_fields__:
+        assert name in Settings.__doc__, name

@@ -1,0 +1,126 @@
+"""Ctrl-C, a polite kill, a closed terminal: finish the step, save, say how to go on. A second one: at once."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from regard.train import checkpoint
+from regard.train.stop import SIGNALS, Stop, Stopped
+
+SETTINGS = {"steps": 12, "save": 4, "evaluate": 3, "average": 2, "ema": 0.9}
+
+
+def judge(model):
+    return {"loss": float(model.embed.table.detach().norm())}
+
+
+def names(run):
+    return [path.name for path in checkpoint.found(run / "checkpoints")]
+
+
+@pytest.fixture
+def whole(trainer, tmp_path):
+    """The weights of a run that nobody stopped."""
+    one = trainer(tmp_path / "whole", **SETTINGS)
+    one.evaluate = judge
+    one.train()
+    return (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+@pytest.mark.parametrize("when", [1, 5, 8])
+def test_stops_and_goes_on(trainer, tmp_path, whole, which, when):
+    """After the very step in which it was asked, and in the end as if it had not been stopped."""
+    run, said = tmp_path / "run", []
+    one = trainer(run, **SETTINGS, say=said.append)
+    one.evaluate = judge
+    one.report = lambda progress: os.kill(os.getpid(), which) if progress.step == when else None
+    before = [signal.getsignal(s) for s in SIGNALS]
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    assert [signal.getsignal(s) for s in SIGNALS] == before
+    assert one.step == when
+    assert names(run)[-1] == f"step-{when:08d}" + ("" if when % 4 == 0 else "-extra")
+    assert f"stopped after step {when}; go on with: regard train --resume {run}" in said
+    assert not (run / "model.safetensors").exists()
+    again = trainer(run, **SETTINGS, say=said.append)
+    again.evaluate = judge
+    torch.manual_seed(99)
+    again.train()
+    assert f"going on from step {when}" in said
+    assert (run / "model.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize("when", [3, 12])
+def test_an_evaluation_is_broken_off(trainer, tmp_path, whole, when):
+    """So that nobody waits for it, and done when the run goes on."""
+    run, told = tmp_path / "run", []
+    one = trainer(run, **SETTINGS)
+
+    def long(model):
+        if one.step == when:
+            os.kill(os.getpid(), signal.SIGINT)
+            told.append("went on")
+        return judge(model)
+
+    one.evaluate = long
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    assert told == []
+    assert one.step == when
+    again = trainer(run, **SETTINGS)
+    seen = []
+    again.evaluate = lambda model: seen.append(again.step) or judge(model)
+    again.train()
+    assert seen == [*range(when, 13, 3), 12], "and the mean at the end"
+    assert (run / "model.safetensors").read_bytes() == whole
+
+
+def test_twice_stops_at_once(trainer, tmp_path):
+    run = tmp_path / "run"
+    one = trainer(run, **SETTINGS)
+    plain = one.learner.objective
+
+    def slow(model, batch):
+        if one.step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("not at once")
+        return plain(model, batch)
+
+    one.learner.objective = slow
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    assert names(run)[-1] == "step-00000004"
+
+
+def test_what_was_ignored_stays_ignored():
+    """As under nohup."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop()
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_outside_the_main_thread(trainer):
+    """It works; only it cannot be stopped in this way."""
+    one = trainer(steps=3)
+    thread = threading.Thread(target=one.train)
+    thread.start()
+    thread.join()
+    assert one.step == 3
+
+
+def test_asked_before_something_long():
+    stop = Stop()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Stopped), stop.breakable():
+            raise AssertionError
