@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ import torch
 
 from regard import metrics as measures
 from regard.core import UserError
-from regard.data.batches import IGNORE, Batch, Bucketed, once, pad_rows
+from regard.data.batches import Batch, Bucketed, once
 from regard.run import Run, Way
+from regard.train.dev import FORCED, windows
 from regard.train.objectives.next_token import NextToken
 from regard.train.settings import Settings
 
-FORCED = ("loss", "perplexity")  # the model is told the right answer token by token
 KNOWN = (*FORCED, *measures.KNOWN)
 BUDGET = 8192  # tokens of a batch
 
@@ -98,7 +99,7 @@ def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[li
 def loss(run: Run, rows: Sequence[Row], tick: Tick = lambda done: None) -> tuple[float, int, int]:
     """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked."""
     objective, nll, count = NextToken(), 0.0, 0
-    batches, left_out = _pairs(run, rows, tick) if run.pairs else _windows(run, rows, tick)
+    batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick), 0)
     for batch in batches:
         found = objective(run.model, batch.to(run.device))
         nll, count = nll + float(found.nll), count + found.count
@@ -133,27 +134,14 @@ def _ticked(batches: Iterator[Batch], tick: Tick) -> Iterator[Batch]:
         tick(len(batch.tokens))
 
 
-def _windows(run: Run, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
-    """One long text as in training, in windows of the context that the model was trained with: every token is asked for
-    once."""
-    ids = run.target.encode([text for (text,) in rows])
+def _windows(run: Run, rows: Sequence[Row], tick: Tick) -> Iterator[Batch]:
+    """One long text as in training, in windows of the context that the model was trained with."""
     mark = [run.target.end] if run.marked else []
-    text = np.array([*run.opening, *(i for one in ids for i in (*one, *mark))])
+    coded = run.target.encode([text for (text,) in rows])
+    text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
+    if not len(text):
+        raise UserError("there is nothing to evaluate: the text has no token")
     context = Settings.read(run.model.recipe.get("train", {})).context  # type: ignore[union-attr]
     context = min(context, run.model.limit or context)
-    opened = len(run.opening)
-    if len(text) == opened:
-        raise UserError("there is nothing to evaluate: the text has no token")
-    starts = range(opened - 1, len(text) - 1, context)
-    windows = [text[begin : begin + context + 1] for begin in starts]
-    each = max(BUDGET // context, 1)
-
-    def batches() -> Iterator[Batch]:
-        for begin in range(0, len(windows), each):
-            some = windows[begin : begin + each]
-            tokens, valid = pad_rows([window[:-1] for window in some], run.target.pad)
-            targets, _ = pad_rows([window[1:] for window in some], IGNORE)
-            yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()))
-        tick(len(rows))
-
-    return batches(), 0
+    yield from windows(text, run.opening[-1], context, max(BUDGET // context, 1), run.target.pad)
+    tick(len(rows))

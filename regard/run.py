@@ -143,20 +143,22 @@ class Run:
         its answer only at the end."""
         way = self.way if way is None else way
         if way.beam > 1:
-            yield self.predict([text], way)[0][0].text
+            if whole := self.predict([text], way)[0][0].text:
+                yield whole
             return
         coded = self.code([text], way)
         ids: list[int] = []
         told = ""
         for new in stream(self.model, self.request(coded, way), *knobs(way), self._seeds(coded, way)):
-            token = int(new.tokens)
-            if token != self.target.end:
-                ids.append(token)
-                text = self._text(coded[0], ids).rstrip(HALF)  # the next bytes may complete a character
-                if text.startswith(told):
-                    yield text[len(told) :]
-                    told = text
-        yield self._text(coded[0], ids)[len(told) :]
+            if int(new.tokens) == self.target.end:
+                break
+            ids.append(int(new.tokens))
+            said = self._text(coded[0], ids).rstrip(HALF)  # the next bytes may complete a character
+            if len(said) > len(told) and said.startswith(told):
+                yield said[len(told) :]
+                told = said
+        if rest := self._text(coded[0], ids)[len(told) :]:
+            yield rest
 
     def code(self, texts: list[str], way: Way, begun: int = 0) -> list[Coded]:
         """Texts as tokens, none longer than the model takes. `begun`: how many lines came before these."""
@@ -281,19 +283,13 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
 
 
 def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
-    """The newest whole checkpoint, with the moving average of the weights where it has one, and a sentence about it."""
+    """The newest whole checkpoint, and a sentence about it."""
     path, numbers, complaints = checkpoint.newest(folder / "checkpoints")
     if path is None:
         why = f" ({complaints[0]})" if complaints else ""
         raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
     model = build(folder / "recipe.toml")
-    kept = checkpoint.read(path, model)
-    averages = [kept[name] for i in range(len(kept)) if (name := f"ema/{i}") in kept]
-    if averages:
-        learned = [p for p in model.parameters() if p.requires_grad]
-        with torch.no_grad():
-            for parameter, average in zip(learned, averages, strict=True):
-                parameter.copy_(average)
+    checkpoint.read(path, model)
     note = f"this run is not finished: this is the model of step {numbers['step']:,}"
     return model.to(device), "; ".join([note, *complaints])
 

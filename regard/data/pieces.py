@@ -23,6 +23,7 @@ UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}
 APART = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GROUPS = pre_tokenizers.Split(Regex(APART), "isolated")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+WITH_BYTES = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
 WORD = "\u2581"  # stands before a word while word pieces are learned
 
 Inner = tokenizers.Tokenizer
@@ -56,7 +57,7 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
 
 def _with_bytes(model: Any, steps: list[Any]) -> Inner:
     """Characters that the model does not know are written as their bytes, and read back from them."""
-    return _new(model, steps, GROUPS, decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]))
+    return _new(model, steps, GROUPS, WITH_BYTES)
 
 
 def _table(inner: Inner) -> dict[str, Any]:

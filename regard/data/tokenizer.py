@@ -22,7 +22,9 @@ import tokenizers
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest, short
 
-from .pieces import BYTES, KINDS, NORMALS, SPECIALS, Kind, normal_steps
+from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, normal_steps
+
+VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
 
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<PAD>", "<|endoftext|>"),
@@ -105,8 +107,12 @@ class Tokenizer:
         return [one.ids for one in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text, special tokens left out."""
-        return self.inner.decode([i for i in map(int, ids) if i not in self.specials], skip_special_tokens=True)
+        """The text, special tokens left out. Bytes that are no character become \ufffd, and those around them stay."""
+        told = [i for i in map(int, ids) if i not in self.specials]
+        if repr(self.inner.decoder) != repr(WITH_BYTES):
+            return self.inner.decode(told, skip_special_tokens=True)
+        names = (self.inner.id_to_token(i) or "" for i in told)  # the library gives up all bytes side by side for one
+        return b"".join(VALUES.get(name) or name.encode() for name in names).decode("utf-8", "replace")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Each token by itself, to look at: special ones by their names, bytes that are half a character as \\xe4."""
@@ -116,7 +122,7 @@ class Tokenizer:
         name = self.inner.id_to_token(i)
         if name is None:
             return f"[{i}]"
-        return ascii(bytes([BYTES.index(name)]))[2:-1] if name in BYTES else name
+        return ascii(VALUES[name])[2:-1] if name in VALUES else name
 
     def keeps_lines(self) -> bool:
         """A line end is a token, not just a gap between words."""

@@ -49,7 +49,7 @@ class Moving:
 
 
 def mean(files: list[Path]) -> dict[str, Tensor]:
-    """Of the tensors of several safetensors files, by name; whole numbers are those of the last."""
+    """Of the tensors of some safetensors files, by name; whole numbers are those of the last."""
     total: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     for file in files:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,6 +137,25 @@ def after(folder: Path, path: Path) -> list[Path]:
     return every[every.index(path) + 1 :]
 
 
+def chosen(folder: Path, average: int, best: int | None, say: Callable[[str], None]) -> list[Path]:
+    """What a final model is made of: so many last ones that were due, or the one of the best step, or the newest.
+    Those that are damaged are told of and left out."""
+    due = [path for path in found(folder, due=True) if step_of(path)]
+    one = None if best is None else at(folder, best)
+    wanted = due[-average:] if average > 1 else [one or found(folder)[-1]]
+    whole = []
+    for path in wanted:
+        try:
+            check(path)
+            whole.append(path)
+        except UserError as error:
+            say(f"{error}; the model is made without it")
+    last = newest(folder).path
+    if not whole and last is None:
+        raise UserError(f"no checkpoint in {short(folder)} is whole, so there is no model")
+    return whole or [last]  # type: ignore[list-item]
+
+
 def set_aside(path: Path) -> None:
     """Out of the way, for whoever wants to look at it."""
     aside = path.with_name(f"damaged-{path.name}")
@@ -166,10 +185,12 @@ def alone(run: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             who = os.read(lock, 99).decode(errors="replace")
-            told = f" ({who})" if who else ""
+            told, new = f" ({who})" if who else "", False
             raise UserError(f"{short(run)} is in use by another process{told}: wait for it, or stop it") from None
+        except OSError as error:
+            raise UserError(f"{short(run)} cannot be held against other processes: {why(error)}") from None
         with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
@@ -181,16 +202,11 @@ def alone(run: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def put(path: Path, contents: str | Path | dict[str, Tensor]) -> None:
-    """A text, a copy of a file, or tensors: written beside and renamed, so that `path` is never half of it."""
+def put(path: Path, contents: str | dict[str, Tensor]) -> None:
+    """A text, or tensors: written beside and renamed, so that `path` is never half of it."""
     part = path.with_name(path.name + ".part")
     try:
-        if isinstance(contents, Path):
-            shutil.copyfile(contents, part)
-        elif isinstance(contents, str):
-            part.write_text(contents, encoding="utf-8")
-        else:
-            part.write_bytes(to_bytes(contents))
+        part.write_bytes(contents.encode() if isinstance(contents, str) else to_bytes(contents, {"format": "pt"}))
         sync(part)
         part.replace(path)
     except (OSError, SafetensorError) as error:

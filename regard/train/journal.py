@@ -63,10 +63,6 @@ class Journal:
             self.events.flush()
         self.flushed = time.monotonic()
 
-    def close(self) -> None:
-        with self._told():
-            self.events.flush()
-
     def drop(self) -> None:
         """Close it, whatever became of what was not yet written."""
         for file in (self.lines, self.events):

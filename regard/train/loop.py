@@ -5,6 +5,7 @@ A run that is killed and resumed ends with the very same weights as one that was
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -120,6 +121,7 @@ class Trainer:
                 over = self.finished
                 if self.pending:
                     self._keep(due=True, save=over or self._divides(self.settings.save, True))
+                    over = over or self._gave_up
                 while not over and not self.stop.asked:
                     over = self._round()
                 if self.pending or (self.stop.asked and not over):
@@ -195,8 +197,7 @@ class Trainer:
         self.metrics = {**found, "step": self.step}
         if self.journal:
             self.journal.evaluation(self.step, self.elapsed, found)
-        sign = 1 if name in HIGHER_IS_BETTER else -1
-        better = self.best is None or sign * found[name] > sign * self.best["value"]
+        better = self.best is None or _rank(name, found[name]) > _rank(name, self.best["value"])
         if better:
             self.best = {"step": self.step, "value": found[name], "metrics": found}
         self.waited = 0 if better else self.waited + 1
@@ -288,21 +289,24 @@ class Trainer:
         """The model becomes what the run is for: the mean of the last checkpoints, the best one, or the last."""
         if self.journal is None:
             return self.learner.moving.swap()
+        best = self.best["step"] if self.best else None
+        paths = checkpoint.chosen(self.folder, self.settings.average, best, self.say)
         final = self.journal.run / checkpoint.MODEL
-        averaged = self.settings.average > 1
-        if averaged:
-            paths = [path for path in checkpoint.found(self.folder, due=True) if checkpoint.step_of(path)]
-            checkpoint.put(final, mean([path / checkpoint.MODEL for path in paths[-self.settings.average :]]))
-        else:
-            best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
-            checkpoint.put(final, (best or checkpoint.found(self.folder)[-1]) / checkpoint.MODEL)
+        checkpoint.put(final, mean([path / checkpoint.MODEL for path in paths]))
         load_model(self.model, str(final))
         if self.best and self.evaluate:
-            best, found = self.best["step"], self.best["metrics"]
-            if averaged:
+            step, found = self.best["step"], self.best["metrics"]
+            if self.settings.average > 1:
                 self.model.eval()
                 with torch.no_grad():
-                    best, found = self.step, self.evaluate(self.model)
-            self.metrics = {**found, "step": best}
+                    step, found = self.step, self.evaluate(self.model)
+            self.metrics = {**found, "step": step}
             self.journal.evaluation(self.step, self.elapsed, found, "final")
         self.journal.flush()
+
+
+def _rank(metric: str, value: float) -> float:
+    """The higher the better."""
+    if math.isnan(value):
+        return -math.inf
+    return value if metric in HIGHER_IS_BETTER else -value

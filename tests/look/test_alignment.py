@@ -26,3 +26,33 @@ def test_png(tmp_path):
 def test_sizes_must_agree():
     with pytest.raises(UserError, match="3 by 3"):
         figure(WEIGHTS, SOURCE[:3], TARGET)
+
+
+def test_signs_that_are_no_letters(tmp_path):
+    """Dollars are no formulas, spaces are seen, and a letter that the font lacks is no accident."""
+    source, target = ["$x_{", " ", "\n", "$"], ["你好", " the ", r"\frac$"]
+    png(WEIGHTS, source, target, tmp_path / "a.png", "a $ title _ of \\ signs$")
+    axes = figure(WEIGHTS, source, target).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [r"\$x_{", "␣", "↵", r"\$"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["你好", "the", r"\frac\$"]
+
+
+def test_long_texts_are_drawn_small():
+    drawn = figure([[1 / 400] * 400] * 130, ["token"] * 400, ["said"] * 130)
+    axes = drawn.axes[0]
+    assert 40 < len(axes.get_xticklabels()) <= 60
+    assert 40 < len(axes.get_yticklabels()) <= 60
+    assert max(drawn.get_size_inches()) < 25
+
+
+def test_one_token():
+    assert figure([[1.0]], ["</s>"], ["</s>"]).axes[0].images[0].get_array().tolist() == [[1.0]]
+
+
+def test_places_that_cannot_be_written_to(tmp_path):
+    with pytest.raises(UserError, match="no folder"):
+        png(WEIGHTS, SOURCE, TARGET, tmp_path / "nowhere" / "a.png")
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(UserError, match="cannot be written"):
+        png(WEIGHTS, SOURCE, TARGET, tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

@@ -155,6 +155,12 @@ def test_the_place_is_after_what_was_learned(model, feed):
         assert learner.epoch == plain.epoch + plain.index / plain.size
 
 
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_checkpointing_is_passed_on(model, feed, checkpointing):
+    learner = Learner(model(), NextToken(), feed(), Settings(checkpointing=checkpointing))
+    assert learner.model.stack.recompute is checkpointing
+
+
 def test_nothing_changes_when_the_loss_is_not_finite(model):
     def objective(model, batch):
         found = NextToken()(model, batch)

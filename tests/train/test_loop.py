@@ -158,6 +158,13 @@ def test_patience(trainer, tmp_path, name, steps):
     assert one.step == steps
 
 
+def test_a_metric_that_is_no_number(trainer, tmp_path):
+    """Is worse than any."""
+    one = trainer(tmp_path / "run", steps=12, evaluate=3)
+    one.evaluate = Judge(float("nan"), 5, float("nan"), 6)
+    assert one.train() == {"loss": 5, "step": 6}
+
+
 def test_a_metric_that_is_not_there(trainer, tmp_path):
     one = trainer(tmp_path / "run", metric="bleu")
     one.evaluate = Judge(*range(9))

@@ -79,6 +79,19 @@ def test_an_evaluation_is_broken_off(trainer, tmp_path, whole, when):
     assert (run / "model.safetensors").read_bytes() == whole
 
 
+def test_broken_off_when_patience_ends(trainer, tmp_path):
+    """It is over after the evaluation that was made up for, and not a step later."""
+    given = {"steps": 12, "evaluate": 3, "patience": 1}
+    one = trainer(tmp_path, **given)
+    one.evaluate = lambda model: {"loss": os.kill(os.getpid(), signal.SIGINT) if one.step == 6 else 1.0}
+    with pytest.raises(KeyboardInterrupt):
+        one.train()
+    again = trainer(tmp_path, **given)
+    again.evaluate = lambda model: {"loss": 1.0}
+    again.train()
+    assert again.step == 6
+
+
 def test_twice_stops_at_once(trainer, tmp_path):
     run = tmp_path / "run"
     one = trainer(run, **SETTINGS)

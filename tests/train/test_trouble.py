@@ -6,14 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from regard import UserError
 from regard.data import Feed
-from regard.train import average, checkpoint, journal
+from regard.train import checkpoint, journal
+from regard.train.average import mean as average_of
 from regard.train.objectives.next_token import NextToken
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -155,6 +158,28 @@ def test_all_are_damaged(trainer, tmp_path):
         path.mkdir()
     with pytest.raises(UserError, match=r"there is no SHA256SUMS, and no other in .* is whole"):
         trainer(tmp_path).train()
+
+
+@pytest.mark.parametrize("average", [0, 3])
+def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
+    """The final model is made of the others."""
+    said = []
+    one = trainer(tmp_path, steps=12, save=4, average=average, say=said.append)
+
+    def spoil(progress):
+        if progress.step == 11:
+            truncate(tmp_path / "checkpoints" / "step-00000004" / "model.safetensors")
+
+    one.evaluate = lambda model: {"loss": float(one.step)}  # the first is the best
+    one.settings = replace(one.settings, evaluate=4)
+    one.report = spoil
+    one.train()
+    assert len(said) == 1
+    assert "is damaged" in said[0]
+    assert "the model is made without it" in said[0]
+    files = [tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors" for step in (8, 12)]
+    wanted = average_of(files if average else files[1:])
+    assert all(torch.equal(t, wanted[name]) for name, t in load_file(tmp_path / "model.safetensors").items())
 
 
 def test_of_another_model(trainer, model, tmp_path):
@@ -312,7 +337,7 @@ def test_mean_of_files(tmp_path):
     for i, value in enumerate((1.0, 2.0, 6.0)):
         tensors = {"a": torch.full((2, 3), value), "n": torch.tensor(i)}
         checkpoint.put(tmp_path / f"{i}.safetensors", tensors)
-    found = average.mean([tmp_path / f"{i}.safetensors" for i in range(3)])
+    found = average_of([tmp_path / f"{i}.safetensors" for i in range(3)])
     assert torch.equal(found["a"], torch.full((2, 3), 3.0))
     assert int(found["n"]) == 2
 

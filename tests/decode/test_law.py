@@ -1,0 +1,175 @@
+"""The law in decoding, over every recipe that steps: the cache changes nothing, nor do the sentences beside one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import regard
+from regard.core import Model, UserError, recipe, select
+from regard.decode import Hypothesis, Request, beam, greedy, sample
+from regard.decode.result import Stepper
+
+from .uncached import Uncached
+
+VOCAB, END, START = 17, 3, 2
+SOURCES, PROMPTS = (5, 9, 1, 7), (3, 1, 6, 4)  # lengths
+MOST = (12, 7, 12, 10)
+
+Decoder = Callable[..., list[list[Hypothesis]]]
+
+WAYS: dict[str, Decoder] = {
+    "greedy": lambda model, request, rows: [[one] for one in greedy(model, request)],
+    "sampling": lambda model, request, rows: [
+        [one] for one in sample(model, request, 1.3, top_k=9, repetition=2.0, seeds=[[5, row] for row in rows])
+    ],
+    "beam": lambda model, request, rows: beam(model, request, size=4, best=3, penalty=0.7),
+    "patient beam": lambda model, request, rows: beam(model, request, size=3, best=2, early=False),
+}
+
+
+def make(name: str) -> Model:
+    """In double, and with such weights that the best token is far ahead of the next."""
+    torch.manual_seed(4)
+    model = regard.build(name, size="tiny", vocab=VOCAB, overrides=["model.tie=none"]).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.5)
+    return model
+
+
+class Lively:
+    """An untrained model likes to repeat itself and never ends: this one also has an opinion about what follows what,
+    says no token twice in a row, and likes to end."""
+
+    follows = 3 * torch.randn(VOCAB, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    follows -= 20 * torch.eye(VOCAB)
+    follows[:, END] += 2.0
+
+    def __init__(self, inner: Stepper):
+        self.inner = inner
+
+    def start(self, batch, capacity, *, memory=None):
+        return self.inner.start(batch, capacity, memory=memory)
+
+    def step(self, tokens, state, valid=None):
+        scores, state = self.inner.step(tokens, state, valid)
+        return 4 * F.layer_norm(scores, (VOCAB,)) + self.follows[tokens], state
+
+
+def steps(model: Model) -> bool:
+    return model.kind != "encoder" and model.stack.streams and not model.head.pools
+
+
+def ragged(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(4, VOCAB, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(5))
+    return tokens, torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+
+
+def ask(model: Model, rows: tuple[int, ...] = (0, 1, 2, 3)) -> Request:
+    """Ragged sources, or ragged prompts: the chosen rows of one and the same batch, no wider than they need."""
+    most = torch.tensor([MOST[row] for row in rows])
+    lengths = [(SOURCES if model.kind == "encoder-decoder" else PROMPTS)[row] for row in rows]
+    tokens, valid = ragged(SOURCES if model.kind == "encoder-decoder" else PROMPTS)
+    tokens, valid = tokens[list(rows), : max(lengths)], valid[list(rows), : max(lengths)]
+    if model.kind == "encoder-decoder":
+        with torch.no_grad():
+            return Request.after(START, END, model.encode(tokens, valid), most)
+    return Request(tokens, END, most, valid)
+
+
+def same(one: list[list[Hypothesis]], two: list[list[Hypothesis]]) -> None:
+    for left, right in zip(one, two, strict=True):
+        assert [a.tokens for a in left] == [a.tokens for a in right]
+        assert [a.ended for a in left] == [a.ended for a in right]
+        for a, b in zip(left, right, strict=True):
+            assert a.score == pytest.approx(b.score, rel=1e-5)
+            assert a.logprob == pytest.approx(b.logprob, rel=1e-5)
+
+
+MODELS = {name: make(name) for name in recipe.names()}
+STEPPING = [name for name, model in MODELS.items() if steps(model)]
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cache_changes_nothing(name, way):
+    model = MODELS[name]
+    request = ask(model)
+    cached = WAYS[way](Lively(model), request, range(4))
+    same(cached, WAYS[way](Lively(Uncached(model)), request, range(4)))
+    assert len({tuple(answers[0].tokens) for answers in cached}) > 1  # else it would prove little
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_is_its_sentences_one_by_one(name, way):
+    model = MODELS[name]
+    together = WAYS[way](Lively(model), ask(model), range(4))
+    same(together, [WAYS[way](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_an_answer_is_as_likely_as_it_says(name, way):
+    """By the model on the whole answer at once."""
+    model = MODELS[name]
+    request = ask(model)
+    for row, answers in enumerate(WAYS[way](Lively(model), request, range(4))):
+        begins = request.prefix[row, : int(request.lengths[row])].tolist()
+        memory = None if request.memory is None else select(request.memory, torch.tensor([row]))
+        for answer in answers:
+            said = answer.tokens + [END] * answer.ended
+            whole = Lively(Uncached(model))
+            scores, _ = whole.step(torch.tensor([begins + said[:-1]]), whole.start(1, 99, memory=memory))
+            logs = scores[0, -len(said) :].log_softmax(-1)
+            assert answer.logprob == pytest.approx(float(logs[range(len(said)), said].sum()), rel=1e-5)
+            assert len(said) <= MOST[row]
+            assert answer.ended or len(said) == MOST[row]
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_what_is_heard_is_what_is_answered(name, temperature):
+    model, heard = MODELS[name], [[] for _ in range(4)]
+
+    def listen(row: int, token: int) -> None:
+        heard[row].append(token)
+
+    answers = sample(Lively(model), ask(model), temperature, seeds=[1, 2, 3, 4], listen=listen)
+    assert heard == [answer.tokens for answer in answers]
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPING)))
+def test_a_model_that_does_not_step_is_refused(name):
+    with pytest.raises(UserError, match="does not step"):
+        greedy(MODELS[name], Request(torch.tensor([[START]]), END, torch.tensor([3])))
+
+
+def test_what_was_tried_is_enough():
+    """Recipes of all kinds, and sentences that end at different times as well as such that run out of room."""
+    answers = [answer for name in STEPPING for answer in greedy(Lively(MODELS[name]), ask(MODELS[name]))]
+    assert len({len(answer.tokens) for answer in answers}) > 4
+    assert sum(len(set(answer.tokens)) > 3 for answer in answers) > len(answers) / 3
+    assert {answer.ended for answer in answers} == {True, False}
+    assert {MODELS[name].kind for name in STEPPING} == {"decoder", "encoder-decoder"}
+    assert any("seq2seq" in name for name in STEPPING)
+
+
+def test_a_cache_that_is_wrong_is_seen():
+    """The comparison itself: rows of the state mixed up are found out."""
+    model = MODELS["transformer"]
+
+    class Mixed:
+        def start(self, batch, capacity, *, memory=None):
+            return model.start(batch, capacity, memory=memory)
+
+        def step(self, tokens, state, valid=None):
+            scores, state = model.step(tokens, state, valid)
+            return scores, select(state, torch.arange(len(tokens)).roll(1))
+
+    with pytest.raises(AssertionError):
+        same(*(WAYS["greedy"](Lively(inner), ask(model), range(4)) for inner in (model, Mixed())))

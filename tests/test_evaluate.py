@@ -1,0 +1,149 @@
+"""Evaluation of a run: teacher forcing against the model's own words, answers against references."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import regard
+from regard.core import UserError
+from regard.data import Tokenizer
+from regard.decode import Way
+from regard.evaluate import evaluate, gather
+from regard.run import Run
+
+ROWS = [("one two", "two one"), ("three", "three"), ("one", "uno"), ("one", "one"), ("two three one", "one three two")]
+TEXT = [("one two three\n",), ("two\n",), ("three three one two one two\n",)]
+
+
+def make(name: str, tokenizer: Tokenizer, *overrides: str, documents: bool = True) -> Run:
+    torch.manual_seed(1)
+    model = regard.build(name, size="tiny", vocab=tokenizer.size, overrides=["model.depth=1", *overrides]).double()
+    return Run(model, tokenizer, tokenizer, documents=documents)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return Tokenizer.train("words", [text for row in ROWS for text in row])
+
+
+@pytest.fixture(scope="module")
+def run(words) -> Run:
+    return make("transformer", words)
+
+
+def plain_loss(run: Run, source: str, target: str) -> list[float]:
+    """-log p of each token of one target and its end, one model call for one pair."""
+    read = torch.tensor([[*run.source.encode([source])[0], run.source.end]])
+    right = [*run.target.encode([target])[0], run.target.end]
+    with torch.no_grad():
+        logs = run.model(torch.tensor([[run.target.start, *right[:-1]]]), source=read)[0].log_softmax(-1)
+    return (-logs[range(len(right)), right]).tolist()
+
+
+def test_loss_of_pairs(run):
+    told = evaluate(run, ROWS, ["loss", "perplexity"])
+    each = [value for row in ROWS for value in plain_loss(run, *row)]
+    assert told["scores"]["loss"] == pytest.approx(sum(each) / len(each))
+    assert told["scores"]["perplexity"] == pytest.approx(math.exp(sum(each) / len(each)))
+    assert told["counts"] == {"examples": 5, "tokens": len(each), "left_out": 0}
+    assert "way" not in told
+
+
+@pytest.mark.parametrize("documents", [True, False])
+def test_loss_of_a_text(documents):
+    """Every token is asked for once, in windows of the context."""
+    letters = Tokenizer.train("characters", [text for (text,) in TEXT])
+    run = make("transformer-decoder", letters, "train.context=7", documents=documents)
+    told = evaluate(run, TEXT, ["perplexity", "loss"])
+    mark = [letters.end] if documents else []
+    stream = [i for (text,) in TEXT for i in (*letters.encode([text])[0], *mark)]
+    stream = [letters.end if documents else letters.encode(["\n"])[0][0], *stream]
+    each = []
+    for begin in range(0, len(stream) - 1, 7):
+        window = stream[begin : begin + 8]
+        with torch.no_grad():
+            logs = run.model(torch.tensor([window[:-1]]))[0].log_softmax(-1)
+        each += (-logs[range(len(window) - 1), window[1:]]).tolist()
+    assert told["counts"]["tokens"] == len(each) == len(stream) - 1
+    assert told["scores"]["loss"] == pytest.approx(sum(each) / len(each))
+
+
+def test_answers_are_compared(run):
+    names = ["bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "loss"]
+    way = Way(beam=2, most=6)
+    told = evaluate(run, ROWS, names, way)
+    answers = [found[0].text for found in run.predict([source for source, _ in ROWS], way)]
+    right = sum(answer == target for answer, (_, target) in zip(answers, ROWS, strict=True))
+    assert set(told["scores"]) == set(names)
+    assert told["scores"]["exact"] == pytest.approx(100 * right / 5)
+    assert set(told["signatures"]) == {"bleu", "chrf", "ter"}
+    assert told["counts"]["answers"] == told["counts"]["references"] == 5
+    assert told["way"]["beam"] == 2
+    assert set(told["seconds"]) == {"loss", "answers"}
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_answers_that_are_right(run, monkeypatch):
+    """With a model that knows one of the two right answers."""
+    known = dict(reversed(ROWS))
+    monkeypatch.setattr(Run, "_text", lambda self, one, ids: known[self.source.decode(one.ids)])
+    strict = evaluate(run, ROWS, ["exact", "token_error"], Way(most=2))
+    assert strict["scores"] == {"exact": 80.0, "token_error": pytest.approx(100 / 8)}
+    kind = evaluate(run, ROWS, ["exact", "token_error"], Way(most=2), any_reference=True)
+    assert kind["scores"] == {"exact": 100.0, "token_error": 0.0}
+    assert (kind["counts"]["answers"], kind["counts"]["references"]) == (4, 5)
+
+
+def test_case_and_tokenisation_are_passed_on(run, monkeypatch):
+    monkeypatch.setattr(Run, "_text", lambda self, one, ids: self.source.decode(one.ids).upper())
+    rows = [("one two", "one two"), ("three", "three")]
+    assert evaluate(run, rows, ["exact"], Way(most=2))["scores"]["exact"] == 0
+    told = evaluate(run, rows, ["exact", "bleu"], Way(most=2), tokenize="none", lowercase=True)
+    assert told["scores"]["exact"] == 100
+    assert "tok:none" in told["signatures"]["bleu"]
+    assert "case:lc" in told["signatures"]["bleu"]
+
+
+def test_ticks_count_the_examples(run):
+    done: list[int] = []
+    evaluate(run, ROWS, ["loss"], tick=done.append)
+    assert sum(done) == 5
+    evaluate(run, ROWS, ["exact"], Way(most=3), any_reference=True, tick=done.append)
+    assert sum(done) == 9
+
+
+def test_examples_beyond_the_positions(words):
+    run = make("transformer", words, 'model.embed.position={part="learned", length=3}')
+    told = evaluate(run, ROWS, ["loss"])
+    assert (told["counts"]["examples"], told["counts"]["left_out"]) == (5, 1)
+    with pytest.raises(UserError, match="none of the 1 examples is short enough"):
+        evaluate(run, ROWS[-1:], ["loss"])
+    with pytest.raises(UserError, match="line 5 has 3 tokens"):
+        evaluate(run, ROWS, ["exact"])
+    assert evaluate(run, ROWS, ["exact"], Way(cut=True))["counts"]["cut"] == 1
+
+
+def test_gather():
+    assert gather(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
+    assert gather(ROWS, False, 3)[0] == ["one two", "three", "one"]
+    sources, references = gather(ROWS, True)
+    assert sources == ["one two", "three", "one", "two three one"]
+    assert references[2] == ["uno", "one"]
+    sources, references = gather(ROWS, True, 3)
+    assert sources == ["one two", "three", "one"]
+    assert references[2] == ["uno", "one"]
+
+
+def test_what_makes_no_sense_is_refused(run, words):
+    writer = make("transformer-decoder", words)
+    for subject, rows, names, told in (
+        (run, [], ["loss"], "no example"),
+        (run, ROWS, ["perplexty"], "did you mean 'perplexity'"),
+        (run, TEXT, ["loss"], "wants pairs of source and target"),
+        (writer, ROWS, ["loss"], "wants texts, not pairs"),
+        (writer, TEXT, ["loss", "bleu"], "'bleu' wants right answers"),
+    ):
+        with pytest.raises(UserError, match=told):
+            evaluate(subject, rows, names)
