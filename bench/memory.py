@@ -52,9 +52,10 @@ def peak() -> float:
 
 
 def stage(name: str, work: Callable[[], Any]) -> Any:
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), time.process_time()
     result = work()
-    print(f"{name:<24} {time.perf_counter() - begun:7.1f} s   peak {peak():.2f} GiB", flush=True)
+    wall, cpu = time.perf_counter() - begun, time.process_time() - busy
+    print(f"{name:<24} {wall:7.1f} s, {cpu:7.1f} s of a core   peak {peak():.2f} GiB", flush=True)
     return result
 
 

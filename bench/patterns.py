@@ -161,7 +161,8 @@ HEAD = ["length", "contender", "time", "times as fast as dense SDPA", "peak memo
 def conditions(given: argparse.Namespace) -> str:
     shape = f"batch {given.batch}, {given.heads} heads, dim {given.dim}, float32, forward + backward"
     where = f"torch {torch.__version__}, {given.threads} threads, {date.today()}"
-    return f"{shape}; median of {given.rounds} rounds; {where}."
+    command = " ".join(["python", "bench/patterns.py", *sys.argv[1:]])
+    return f"`{command}`: {shape}; median of {given.rounds} rounds; {where}."
 
 
 def plan_cost(given: argparse.Namespace) -> str:

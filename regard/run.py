@@ -8,6 +8,7 @@ for piece in run.stream("once upon a time"): print(piece, end="")
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
@@ -111,8 +112,7 @@ class Run:
 
     def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
-        texts = list(texts)
-        return list(self.answers(texts, way, align, ahead=max(len(texts), 1)))
+        return list(self.answers(texts, way, align, ahead=sys.maxsize))
 
     def answers(
         self,
@@ -125,6 +125,8 @@ class Run:
         """The same one by one, reading so many texts ahead: those of about equal length are worked on together.
         `tick` is called with the number of texts that a batch has done."""
         way = self.way if way is None else way
+        if isinstance(texts, str):
+            raise UserError("texts come in a list: for a single one, say [text]")
         if align and not self.pairs:
             raise UserError("a language model has no source, so there is no alignment with it")
         source, begun = iter(texts), 0

@@ -131,9 +131,9 @@ def test_gather():
     sources, references = gather(ROWS, True)
     assert sources == ["one two", "three", "one", "two three one"]
     assert references[2] == ["uno", "one"]
-    sources, references = gather(ROWS, True, 3)
+    sources, references = gather([*ROWS, ("one", "1")], True, 3)
     assert sources == ["one two", "three", "one"]
-    assert references[2] == ["uno", "one"]
+    assert references[2] == ["uno", "one", "1"]  # also one that comes after a source too many
 
 
 def test_what_makes_no_sense_is_refused(run, words):

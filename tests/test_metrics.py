@@ -27,9 +27,9 @@ def test_any_reference_is_right():
 
 
 def test_token_error_is_of_the_nearest_reference():
-    """One replacement in six, none... : 1 of 6, 1 of 6 ('A' is not 'a'), 0 of 2."""
+    """1 of 6 tokens is wrong, 1 of 6 ('A' is not 'a'), and 0 of 2."""
     assert one("token_error", ANSWERS, REFERENCES).value == pytest.approx(100 * 2 / 14)
-    assert token_error(["a b"], [["a b c d", "a x"]]) == pytest.approx(1 / 2)
+    assert token_error(["a b"], [["a b c d e", "a x"]]) == pytest.approx(1 / 2)
     assert token_error(["a b c"], [["a"]]) == 2.0
     assert token_error([""], [["a b"]]) == 1.0
     assert token_error(["", "a"], [[""], ["a"]]) == 0.0

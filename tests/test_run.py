@@ -102,6 +102,8 @@ def test_answers_come_while_texts_are_still_read(translator):
 
 def test_nothing_to_predict(translator):
     assert translator.predict([]) == []
+    with pytest.raises(UserError, match="for a single one, say"):
+        translator.predict("cat")
 
 
 def test_an_empty_line_is_a_source_that_only_ends(translator, writer):

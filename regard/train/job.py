@@ -22,6 +22,7 @@ from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, nearest, short
 from regard.data import Bucketed, Corpus, Feed, Tokenizer, Windows, once, open_corpus, overlap, prepare, prepare_text
+from regard.decode import Way
 from regard.evaluate import gather
 from regard.run import Run, about, tokenizers
 
@@ -115,6 +116,7 @@ class Prepared:
         objective = self.recipe.get("objective", {}).get("part", "next_token")
         if objective != "next_token" or self.recipe["model"].get("kind") == "encoder":
             raise UserError(f"recipe '{job.recipe}' has the objective '{objective}', which cannot be trained yet")
+        Way.read(self.recipe.get("decode", {}))
         measures.check(job.metrics)
         known = (*FORCED, *measures.KNOWN)
         if s.metric not in known:

@@ -218,6 +218,19 @@ def bad_after(calls, often=1):
     return objective
 
 
+def bad_every(often, after=0):
+    """One whose loss is not finite at every so manyth call, after so many."""
+    calls = []
+
+    def objective(model, batch):
+        calls.append(1)
+        found = NextToken()(model, batch)
+        bad = len(calls) > after and len(calls) % often == 0
+        return found._replace(loss=found.loss * float("nan")) if bad else found
+
+    return objective
+
+
 def test_a_loss_that_is_not_finite(trainer, feed, tmp_path):
     """The run goes back, says so, and ends as if the batches since the checkpoint had never been there."""
     run, said = tmp_path / "run", []
@@ -242,19 +255,19 @@ def test_back_to_what_was_due(trainer, tmp_path, monkeypatch):
     assert torch.equal(weights(runs[0]), weights(runs[1]))
 
 
-def test_it_is_given_up(trainer, tmp_path):
-    """When it goes wrong again and again, though there were good steps between; what was good is still there."""
-    calls = []
-
-    def objective(model, batch):
-        calls.append(1)
-        found = NextToken()(model, batch)
-        return found._replace(loss=found.loss * float("nan")) if len(calls) > 4 and len(calls) % 3 == 0 else found
-
+@pytest.mark.parametrize("rescue", [-1.0, 300.0])
+def test_it_is_given_up(trainer, tmp_path, monkeypatch, rescue):
+    """When it goes wrong again and again, though there were good steps and checkpoints out of turn between; what was
+    good is still there, and nothing else."""
+    monkeypatch.setattr("regard.train.loop.RESCUE", rescue)
     said = []
+
+    def say(sentence):
+        said.append(names(tmp_path))
+
     with pytest.raises(UserError, match=r"not finite at step \d, and 5 attempts before .* lower train.lr"):
-        trainer(tmp_path, steps=50, save=5, objective=objective, say=said.append).train()
-    assert len(said) == 5
+        trainer(tmp_path, steps=50, save=5, objective=bad_every(3, after=5), say=say).train()
+    assert said == [["step-00000000", "step-00000005"]] * 5
     again = trainer(tmp_path, steps=12, save=5)
     again.train()
     assert again.step == 12
@@ -262,17 +275,11 @@ def test_it_is_given_up(trainer, tmp_path):
 
 def test_some_setbacks_here_and_there(trainer, tmp_path):
     """Are no reason to give up, when checkpoints lie between them."""
-    calls = []
-
-    def objective(model, batch):
-        calls.append(1)
-        found = NextToken()(model, batch)
-        return found._replace(loss=found.loss * float("nan")) if len(calls) % 4 == 0 else found
-
-    one = trainer(tmp_path, steps=24, save=2, objective=objective)
+    said = []
+    one = trainer(tmp_path, steps=24, save=2, objective=bad_every(4), say=said.append)
     one.train()
     assert one.step == 24
-    assert len(calls) > 24 + 5
+    assert len(said) > 5
 
 
 def test_weights_that_are_not_finite(trainer, tmp_path):
@@ -300,6 +307,9 @@ def test_without_a_folder(trainer):
     assert one.step == 12
     with pytest.raises(UserError, match="not finite at step 4, and 5 attempts"):
         trainer(steps=12, objective=bad_after(3, often=6)).train()
+    now_and_then = trainer(steps=24, objective=bad_every(3))
+    now_and_then.train()
+    assert now_and_then.step == 24
     spoiled = trainer(steps=12)
     with torch.no_grad():
         spoiled.model.embed.table[:] = float("nan")
@@ -333,6 +343,20 @@ def test_a_lock_without_anything_else_goes_away(tmp_path):
         pass
 
 
+def test_what_a_kill_left_is_cleared_away(tmp_path):
+    for name in (
+        "step-00000003",
+        "step-00000004",
+        ".part-step-00000009",
+        ".gone-step-00000001",
+        "damaged-step-00000002",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    checkpoint.prune(tmp_path, 1, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-00000002", "step-00000004"]
+
+
 def test_mean_of_files(tmp_path):
     for i, value in enumerate((1.0, 2.0, 6.0)):
         tensors = {"a": torch.full((2, 3), value), "n": torch.tensor(i)}
@@ -348,7 +372,8 @@ def test_half_a_line_is_forgotten(tmp_path):
     path.write_text(told + '{"step": 2, "final": {}}\n{"step": 3}\n')
     journal.forget(path, 2)
     assert path.read_text() == told
-    path.write_text(told + '{"step": 2, "lo')
-    journal.forget(path, 9)
-    assert path.read_text() == told
+    for half in ('{"step": 2, "lo', '{"step": 2}'):
+        path.write_text(told + half)
+        journal.forget(path, 9)
+        assert path.read_text() == told
     journal.forget(tmp_path / "nothing", 3)
