@@ -61,7 +61,7 @@ class Optimiser:
         by_name: dict[str, dict[str, Tensor]] = {}
         for path, tensor in tensors.items():
             name, _, key = path.rpartition("/")
-            by_name.setdefault(name, {})[key] = tensor
+            by_name.setdefault(name, {})[key] = tensor.clone()  # the optimiser writes into what it is given
         strange = by_name.keys() - set(self.names.values())
         if strange:
             raise UserError(f"the optimiser's state is of another model: it knows '{min(strange)}', which is not here")
