@@ -19,6 +19,7 @@ from regard.core.errors import in_one_line, nearest
 KNOWN = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")
 HIGHER_IS_BETTER = {"bleu", "chrf", "exact"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff]")  # Thai, Lao, Burmese, Khmer, kana
 
 
@@ -45,8 +46,10 @@ def measure(
     """answers, and for each the references that count as right: one, or several.
 
     tokenize:  sacreBLEU's for BLEU: 13a, zh, char, intl, ..., or none for text that is tokenised already; None: zh or
-               char for references without spaces between words, else 13a.
+               char for references without spaces between words, none for references in pieces (pul@@ ley), else 13a.
     lowercase: capitals do not matter.
+
+    Words in pieces are joined first.
     """
     check(names)
     if len(answers) != len(references):
@@ -58,6 +61,7 @@ def measure(
     if lowercase:
         answers, references = [a.lower() for a in answers], [[r.lower() for r in refs] for refs in references]
     tokenize = tokenize or tokenizer_for(references)
+    answers, references = [whole(a) for a in answers], [[whole(r) for r in refs] for refs in references]
     return [_one(name, answers, references, tokenize, lowercase) for name in names]
 
 
@@ -94,11 +98,18 @@ def _sacre(name: str, tokenize: str, lowercase: bool) -> Any:
 
 def tokenizer_for(references: Sequence[Sequence[str]]) -> str:
     """The BLEU tokenizer that suits the script, by the first hundred references."""
+    if any(MARKED.search(refs[0]) for refs in references[:100]):
+        return "none"
     sample = "".join("".join(refs[0].split()) for refs in references[:100])
     han, unspaced = len(HAN.findall(sample)), len(UNSPACED.findall(sample))
     if 2 * (han + unspaced) < len(sample) or not sample:
         return "13a"
     return "char" if 5 * unspaced > han else "zh"
+
+
+def whole(text: str) -> str:
+    """Words in pieces joined: "pul@@ ley" -> "pulley"."""
+    return MARKED.sub("", text)
 
 
 def token_error(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:

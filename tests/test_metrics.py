@@ -121,3 +121,11 @@ def test_what_makes_no_sense_is_refused():
         one("bleu", ANSWERS, REFERENCES, "13b")
     with pytest.raises(UserError, match="'ja-mecab' cannot be used here"):
         one("bleu", ANSWERS, REFERENCES, "ja-mecab")
+
+
+def test_words_in_pieces_are_joined_first():
+    """As subword-nmt writes them; text in pieces is tokenised already."""
+    answers, references = ["a pul@@ ley sys@@ tem (r@@ e@@"], [["a pulley system (re"]]
+    assert [score.value for score in measure(["exact", "token_error"], answers, references)] == [100.0, 0.0]
+    (score,) = measure(["bleu"], references[0], [answers])
+    assert score.value == pytest.approx(100) and "tok:none" in score.signature

@@ -1,6 +1,7 @@
 """Contracts and assembly. Imports nothing else of regard."""
 
 from .context import Context, Memory
+from .dropout import Dropout
 from .embed import Embed
 from .errors import UserError
 from .head import Head
@@ -17,7 +18,7 @@ from .tap import Tap, losses, watch
 from .wiring import Place, Wiring
 
 __all__ = [
-    "Context", "Cost", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm", "Pattern",
-    "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring", "add_folder", "build",
-    "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
+    "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
+    "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring", "add_folder",
+    "build", "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
 ]  # fmt: skip

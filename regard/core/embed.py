@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .context import Context
+from .dropout import Dropout
 from .errors import UserError
 from .norm import Norm
 from .parts import name_of, part
@@ -40,7 +41,7 @@ class Embed(nn.Module):
         if any(self.position.acts(place) for place in ("query", "key", "bias", "read")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         self.norm = part(Norm, norm, width=self.dim)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.up = nn.Identity() if dim is None else nn.Linear(dim, width)
         self.register_parameter("table", None)
 

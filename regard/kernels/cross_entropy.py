@@ -11,10 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS = 512
+ROWS = 256
 
 
 class _Fused(torch.autograd.Function):
+    """With e = exp(logits - their largest) and m its sum over the words, p = e / m. The division is made on the narrow
+    side of the products, and the gradient's part that is not p is added at the end, once:
+
+        dx = (e W) / m - (1 - s) W[target] - s/vocab sum of W's rows        dW = e^T (x / m) - the same for x
+    """
+
     @staticmethod
     def forward(ctx, x: Tensor, table: Tensor, bias: Tensor | None, target: Tensor, smoothing: float):  # type: ignore[override]
         vocab = table.shape[0]
@@ -23,27 +29,33 @@ class _Fused(torch.autograd.Function):
         dtable = torch.zeros_like(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         loss, nll = x.new_zeros(()), x.new_zeros(())
+        room = x.new_empty(min(ROWS, x.shape[0]), vocab)
         for begin in range(0, x.shape[0], ROWS):
             some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
-            logits = some @ table.T if bias is None else torch.addmm(bias, some, table.T)
-            total = logits.logsumexp(-1, keepdim=True)
-            miss = total - logits.gather(1, goal)
-            nll += miss.sum()
-            loss += (1 - smoothing) * miss.sum()
-            if smoothing:
-                loss += smoothing * (total.sum() - logits.sum() / vocab)
-            if dx is None and dtable is None:
-                continue
-            slope = logits.sub_(total).exp_()
-            if smoothing:
-                slope -= smoothing / vocab
-            slope.scatter_add_(1, goal, slope.new_full(goal.shape, smoothing - 1))
+            logits = torch.mm(some, table.T, out=room[: len(some)])
+            if bias is not None:
+                logits += bias
+            right = logits.gather(1, goal)
+            mean = logits.mean(1, keepdim=True) if smoothing else right
+            top = logits.amax(1, keepdim=True)
+            e = logits.sub_(top).exp_()
+            mass = e.sum(1, keepdim=True)
+            total = top + mass.log()
+            nll += (total - right).sum()
+            loss += (total - (1 - smoothing) * right - smoothing * mean).sum()
             if dx is not None:
-                torch.mm(slope, table, out=dx[begin : begin + ROWS])
+                torch.mm(e, table, out=dx[begin : begin + ROWS]).div_(mass)
             if dtable is not None:
-                dtable.addmm_(slope.T, some)
+                dtable.addmm_(e.T, some / mass)
             if dbias is not None:
-                dbias += slope.sum(0)
+                dbias.addmv_(e.T, 1 / mass[:, 0])
+        if dx is not None:
+            dx.sub_(table[target], alpha=1 - smoothing).sub_(table.sum(0), alpha=smoothing / vocab)
+        if dtable is not None:
+            dtable.index_add_(0, target, x, alpha=smoothing - 1).sub_(x.sum(0), alpha=smoothing / vocab)
+        if dbias is not None:
+            dbias.index_add_(0, target, dbias.new_ones(len(target)), alpha=smoothing - 1)
+            dbias.sub_(len(target) * smoothing / vocab)
         ctx.save_for_backward(dx, dtable, dbias)
         ctx.mark_non_differentiable(nll)
         return loss, nll

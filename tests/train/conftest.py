@@ -1,5 +1,6 @@
 """Something tiny to learn: words of seven letters at most, spelled out in capitals."""
 
+import os
 import random
 
 import numpy as np
@@ -45,6 +46,11 @@ class Rows:
 
     def __getitem__(self, index):
         return self.rows[index]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import torch
 import torch._dynamo  # the first optimiser would import it, in every attempt anew
 
 torch.set_num_threads(1)  # no threads, so that fork is safe
+os.fsync = lambda file: None  # a kill of the process, not of the machine
 
 from regard import train  # noqa: E402
 from regard.train.job import Job, resume, start  # noqa: E402

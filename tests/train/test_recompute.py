@@ -20,13 +20,14 @@ LAYERS = {
     "reversible": {"mixer": SMALL["attention"], "feedforward": SMALL["mlp"], "wiring": "reversible"},
     "lstm": {"mixer": "lstm", "wiring": "pre"},
     "experts": {"feedforward": {"part": "experts", "experts": 3, "expert": SMALL["mlp"]}, "wiring": "pre"},
+    "shared layers": {"mixer": SMALL["attention"], "wiring": {"part": "pre", "norm": "batch"}},
     "shared position": {"mixer": SMALL["attention"] | {"position": "shared"}, "wiring": "pre"},
 }
 
 
 def decoder(name):
     torch.manual_seed(0)
-    extra = {"position": "t5"} if name == "shared position" else {}
+    extra = {"shared position": {"position": "t5"}, "shared layers": {"share": "layers"}}.get(name, {})
     return regard.build({"vocab": 11, "model": {"kind": "decoder", **SMALL["model"], **extra, "layer": [LAYERS[name]]}})
 
 
@@ -82,8 +83,8 @@ def same(make, often):
         assert twice == 2 * once, "every layer was computed twice"
 
 
-def kept(model):
-    """Numbers that a forward pass keeps for the backward."""
+def kept(run):
+    """Numbers that something keeps for the backward."""
     total = 0
 
     def pack(tensor):
@@ -92,8 +93,14 @@ def kept(model):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.randint(11, (2, 7)))
+        run(torch.randint(11, (2, 7)))
     return total
+
+
+def test_less_is_kept_by_an_encoder_that_hands_on_its_states():
+    plain, again = encoder_decoder("seq2seq-bahdanau"), encoder_decoder("seq2seq-bahdanau")
+    again.encoder.recompute = True
+    assert kept(again.encode) < 0.4 * kept(plain.encode)
 
 
 def test_less_is_kept():

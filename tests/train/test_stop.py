@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -138,3 +141,31 @@ def test_asked_before_something_long():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Stopped), stop.breakable():
             raise AssertionError
+
+
+def test_from_the_command_line(pairs, tmp_path):
+    """Exit code 130, and the sentence that says how to go on."""
+    program = "import sys; from regard.cli import main; sys.exit(main())"
+    command = [
+        "train",
+        "transformer",
+        "--size",
+        "tiny",
+        "--data",
+        pairs,
+        "--steps",
+        "100000",
+        "--out",
+        tmp_path / "run",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate()
+    assert process.returncode == 130, told
+    assert f"go on with: regard train --resume {tmp_path / 'run'}" in told.replace("\n", "")
+    assert names(tmp_path / "run")[-1].endswith("-extra")

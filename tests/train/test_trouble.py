@@ -122,6 +122,18 @@ def test_a_real_limit(trainer, tmp_path):
     assert list((tmp_path / "x").iterdir()) == []
 
 
+def test_on_the_disk_before_it_is_there(tmp_path, monkeypatch):
+    """Every file, and the folder that names them, before the name that is looked for; and then that name."""
+    done = []
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")))
+    rename = checkpoint.Path.rename
+    monkeypatch.setattr(checkpoint.Path, "rename", lambda self, to: done.append("renamed") or rename(self, to))
+    checkpoint.write(tmp_path, 3, torch.nn.Linear(2, 3), {"a": torch.zeros(1)}, {})
+    part = str(tmp_path / ".part-step-00000003")
+    names = ["model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"]
+    assert done == [*(f"{part}/{name}" for name in names), part, "renamed", str(tmp_path)]
+
+
 def truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 

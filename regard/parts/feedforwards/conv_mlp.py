@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Growth, Mixer, UserError
+from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
 from regard.kernels.activation import activation as bend
 
 
@@ -58,7 +58,7 @@ class ConvMlp(Mixer[Tail]):
         self.width, self.causal = width, causal
         self.into, self.out = nn.Conv1d(width, hidden, size, bias=bias), nn.Conv1d(hidden, width, second, bias=bias)
         self.bend = bend(activation)
-        self.drop = nn.Dropout(hidden_dropout)
+        self.drop = Dropout(hidden_dropout)
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Norm, Pointwise, part
+from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
 from regard.kernels.activation import activation as bend
 
 
@@ -38,7 +38,7 @@ class Glu(Pointwise):
         self.out = nn.Linear(hidden, width, bias=bias)
         self.bend = bend(activation)
         self.norm = part(Norm, norm, width=hidden)
-        self.drop = nn.Dropout(hidden_dropout)
+        self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         return self.out(self.norm(self.drop(self.bend(self.gate(x)) * self.into(x)), context.valid))

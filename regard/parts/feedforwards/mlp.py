@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Norm, Pointwise, part
+from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
 from regard.kernels.activation import activation as bend
 
 
@@ -36,7 +36,7 @@ class Mlp(Pointwise):
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.bend = bend(activation)
         self.norm = part(Norm, norm, width=hidden)
-        self.drop = nn.Dropout(hidden_dropout)
+        self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         return self.out(self.norm(self.drop(self.bend(self.into(x))), context.valid))

@@ -7,7 +7,7 @@ With the first position pooled and a tanh layer it is Devlin et al. 2019, "BERT"
 
 from torch import Tensor, nn
 
-from regard.core import Context, Head, UserError
+from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
 from regard.kernels.activation import activation as bend
 
@@ -44,7 +44,7 @@ class Classify(Head):
         self.classes, self.pool = classes, check_pool(pool)
         self.into = None if hidden is None else nn.Linear(width, hidden)
         self.bend = bend(activation)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.out = nn.Linear(hidden or width, classes, bias=bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

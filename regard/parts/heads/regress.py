@@ -5,7 +5,7 @@ y = W pool(x) + b
 
 from torch import Tensor, nn
 
-from regard.core import Context, Head, UserError
+from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
 
 
@@ -23,7 +23,7 @@ class Regress(Head):
         if outputs < 1:
             raise UserError(f"outputs must be at least 1, not {outputs}")
         self.outputs, self.pool = outputs, check_pool(pool)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.out = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -5,7 +5,7 @@ scores = W x + b
 
 from torch import Tensor, nn
 
-from regard.core import Context, Head, UserError
+from regard.core import Context, Dropout, Head, UserError
 
 
 class Tag(Head):
@@ -20,7 +20,7 @@ class Tag(Head):
         if classes < 2:
             raise UserError(f"classes must be at least 2, not {classes}")
         self.classes = classes
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.out = nn.Linear(width, classes, bias=bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

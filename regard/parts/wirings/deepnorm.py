@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Mixer, Norm, Place, Wiring, part
+from regard.core import Context, Dropout, Mixer, Norm, Place, Wiring, part
 from regard.core.wiring import Branch
 
 
@@ -41,7 +41,7 @@ class Deepnorm(Wiring):
         self.alpha = large if alpha is None else alpha
         self.beta = small if beta is None else beta
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.core import Context, Norm, UserError, Wiring, part
+from regard.core import Context, Dropout, Norm, UserError, Wiring, part
 from regard.core.wiring import Branch
 
 
@@ -33,7 +33,7 @@ class Parallel(Wiring):
             raise UserError(f"norms must be 'shared' or 'separate', not '{norms}'")
         count = 1 if norms == "shared" else branches
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(count))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         normed = [norm(stream, context.valid) for norm in self.norms]

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.core import Context, Wiring
+from regard.core import Context, Dropout, Wiring
 from regard.core.wiring import Branch
 
 
@@ -15,7 +15,7 @@ class Plain(Wiring):
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for branch in branches:

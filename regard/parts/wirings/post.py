@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.core import Context, Norm, Wiring, part
+from regard.core import Context, Dropout, Norm, Wiring, part
 from regard.core.wiring import Branch
 
 
@@ -19,7 +19,7 @@ class Post(Wiring):
     def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
         super().__init__()
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):

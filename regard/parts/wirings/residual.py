@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.core import Context, Norm, Wiring, part
+from regard.core import Context, Dropout, Norm, Wiring, part
 from regard.core.wiring import Branch
 
 Two = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class Residual(Wiring):
         super().__init__()
         self.alpha, self.scale = alpha, scale
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def enter(self, x: Tensor) -> Two:
         return x, self.scale * x

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.core import Context, Mixer, Norm, Tap, UserError, Wiring, part
+from regard.core import Context, Dropout, Mixer, Norm, Tap, UserError, Wiring, part
 from regard.core.mixer import each
 from regard.core.wiring import Branch, LayerLike
 
@@ -50,7 +50,7 @@ class Reversible(Wiring):
             raise UserError(f"join must be 'mean' or 'concat', not '{join}'")
         self.join = join
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def out_width(self, width: int) -> int:
         return 2 * width if self.join == "concat" else width

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Wiring
+from regard.core import Context, Dropout, Wiring
 from regard.core.wiring import Branch
 
 
@@ -20,7 +20,7 @@ class Rezero(Wiring):
     def __init__(self, dropout: float = 0.0):
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(()))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for branch in branches:

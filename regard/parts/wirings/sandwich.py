@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.core import Context, Norm, Wiring, part
+from regard.core import Context, Dropout, Norm, Wiring, part
 from regard.core.wiring import Branch
 
 
@@ -24,7 +24,7 @@ class Sandwich(Wiring):
         super().__init__()
         self.before = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
         self.after = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for before, after, branch in zip(self.before, self.after, branches, strict=True):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Mixer, Norm, Place, Wiring, find, part
+from regard.core import Context, Dropout, Mixer, Norm, Place, Wiring, find, part
 from regard.core.wiring import Branch
 
 
@@ -42,7 +42,7 @@ class Subln(Wiring):
         self.gain = scale(place) if gain is None else gain
         self.norm = norm
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):
