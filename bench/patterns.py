@@ -16,18 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import numpy as np
+import results
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from regard.core import Pattern, Position, Score
 from regard.kernels import Attend, See, blocks, layout
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
 WINDOW = "causal & window(256)"
 CONTENDERS = {  # kernel, pattern
     "blocks, window": ("blocks", WINDOW),
@@ -158,11 +156,9 @@ def rows(given: argparse.Namespace, times: Cell, peaks: Cell) -> list[list[str]]
 HEAD = ["length", "contender", "time", "times as fast as dense SDPA", "peak memory", "of the reference's"]
 
 
-def conditions(given: argparse.Namespace) -> str:
-    shape = f"batch {given.batch}, {given.heads} heads, dim {given.dim}, float32, forward + backward"
-    where = f"torch {torch.__version__}, {given.threads} threads, {date.today()}"
-    command = " ".join(["python", "bench/patterns.py", *sys.argv[1:]])
-    return f"`{command}`: {shape}; median of {given.rounds} rounds; {where}."
+def shape(given: argparse.Namespace) -> str:
+    sizes = f"batch {given.batch}, {given.heads} heads, dim {given.dim}, float32, forward + backward"
+    return f"{sizes}; median of {given.rounds} rounds."
 
 
 def plan_cost(given: argparse.Namespace) -> str:
@@ -174,45 +170,22 @@ def plan_cost(given: argparse.Namespace) -> str:
     return f"Deriving the plan of `{pattern}` at {length}, once: {time.perf_counter() - begin:.2f} s."
 
 
-def markdown(lines: list[list[str]], grown: list[list[str]], notes: list[str]) -> str:
-    text = ["## Patterns: linear where it should be", "", *(f"- {note}" for note in notes), ""]
-    for head, body in ((HEAD, lines), (["contender", "time grows as", "memory grows as"], grown)):
-        text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-        text += ["| " + " | ".join(line) + " |" for line in body] + [""]
-    return "\n".join(text)
-
-
-def write(section: str) -> None:
-    """In place of the section of the same title, or at the end."""
-    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
-    title = section.splitlines()[0]
-    parts = [part for part in ("\n" + old).split("\n## ") if not ("## " + part).startswith(title)]
-    RESULTS.write_text("\n## ".join(parts).strip() + "\n\n" + section, encoding="utf-8")
-
-
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     if given.probe:
         print(probe(given.probe[0], int(given.probe[1]), given))
         return
-    console = Console()
+    console = results.console
     times, peaks = measure_time(given, console), measure_memory(given, console)
     lines = rows(given, times, peaks)
     grown = [[name, f"n^{growth(times, name):.2f}", f"n^{growth(peaks, name):.2f}"] for name in CONTENDERS]
     patterns = [f"{name}: kernel `{kernel}`, pattern `{pattern}`." for name, (kernel, pattern) in CONTENDERS.items()]
-    notes = [conditions(given), *patterns, plan_cost(given)]
-    table = Table(*HEAD, title="Patterns: linear where it should be", caption="\n".join(notes))
-    for line in lines:
-        table.add_row(*line, end_section=line[1] == "reference")
-    console.print(table)
-    small = Table("contender", "time grows as", "memory grows as")
-    for line in grown:
-        small.add_row(*line)
-    console.print(small)
+    notes = [results.conditions(), shape(given), *patterns, plan_cost(given)]
+    text = [f"- {note}" for note in notes] + ["", *results.table(HEAD, lines), ""]
+    text += results.table(["contender", "time grows as", "memory grows as"], grown)
     if given.write:
-        write(markdown(lines, grown, notes))
-        console.print(f"written to {RESULTS}")
+        results.write("Patterns: linear where it should be", text)
 
 
 if __name__ == "__main__":
