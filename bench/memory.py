@@ -1,25 +1,25 @@
-"""How much memory a large corpus takes: millions of generated pairs, read, split, tokenized, prepared and batched.
+"""How much memory a large corpus takes: millions of generated pairs, read, split, tokenized, prepared, and trained on.
 
-    python bench/memory.py                      # 5 million pairs, in a temporary folder
-    python bench/memory.py --pairs 200000 --seconds 5
+    python bench/memory.py --write              # 5 million pairs and a minute of training, in a temporary folder
+    python bench/memory.py --pairs 200000 --minutes 0.2
 
-The work is done in a process of its own, whose peak of resident memory is told after every stage. Pages of the prepared
-file that are mapped into memory count as resident, although the system can take them back at any time.
+The work is done in a process of its own, whose peak of resident memory is told. Pages of the prepared file that are
+mapped into memory count as resident, although the system can take them back at any time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import results
 
 WORDS = 50_000
 CHUNK = 100_000
@@ -51,35 +51,22 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def stage(name: str, work: Callable[[], Any]) -> Any:
-    begun, busy = time.perf_counter(), time.process_time()
-    result = work()
-    wall, cpu = time.perf_counter() - begun, time.process_time() - busy
-    print(f"{name:<24} {wall:7.1f} s, {cpu:7.1f} s of a core   peak {peak():.2f} GiB", flush=True)
-    return result
+def work(folder: Path, size: int, budget: int, minutes: float) -> None:
+    """Tells, as JSON, seconds and the peak after preparing and after training."""
+    from regard.train.job import Job, start
 
-
-def work(folder: Path, size: int, budget: int, seconds: float) -> None:
-    from regard.data import Bucketed, Feed, Tokenizer, open_corpus, prepare
-
-    corpus = stage("read and split", lambda: open_corpus(folder / "pairs.tsv"))
-    tokenizer = stage("learn the tokenizer", lambda: Tokenizer.train("bpe", corpus.train.texts(), size))
-    train = stage("prepare train", lambda: prepare(corpus.train, (tokenizer, tokenizer), folder / "train.arrow"))
-    stage("prepare dev", lambda: prepare(corpus.dev, (tokenizer, tokenizer), folder / "dev.arrow"))
-    feed = Feed(Bucketed(train, budget, 1, tokenizer.start, tokenizer.pad))
-
-    def batches() -> int:
-        end, count = time.perf_counter() + seconds, 0
-        while time.perf_counter() < end:
-            count += next(feed).count
-        return count
-
-    tokens = stage("batches", batches)
-    print(
-        f"{len(train):,} pairs, a vocabulary of {tokenizer.size:,}, {tokens:,} target tokens in batches of {budget:,}"
-    )
-    print(f"peak memory {peak():.2f} GiB ({'within' if peak() <= LIMIT else 'MORE THAN'} {LIMIT:.0f} GiB)")
-    sys.exit(0 if peak() <= LIMIT else 1)
+    ends = [f"train.minutes={minutes}", f"train.batch={budget}", "train.warmup=200"]
+    job = Job(
+        "transformer", str(folder / "run"), "tiny", ends, str(folder / "pairs.tsv"), tokenizer="bpe", vocab=size,
+        dev="2000",
+    )  # fmt: skip
+    begun = time.perf_counter()
+    prepared = start(job, say=lambda text: print(text, file=sys.stderr))
+    told = {"prepared": time.perf_counter() - begun, "prepared_peak": peak()}
+    prepared.train()
+    learner = prepared.trainer.learner
+    told |= {"peak": peak(), "steps": learner.step, "tokens": learner.tokens, "loss": prepared.trainer.metrics["loss"]}
+    print(json.dumps(told))
 
 
 def main() -> None:
@@ -87,16 +74,34 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5_000_000)
     parser.add_argument("--size", type=int, default=8000, help="of the vocabulary")
     parser.add_argument("--budget", type=int, default=4096, help="tokens in a batch")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of making batches")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of training")
+    parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(given.work, given.size, given.budget, given.seconds)
+        work(given.work, given.size, given.budget, given.minutes)
         return
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder) / "pairs.tsv", given.pairs)
-        print(f"{given.pairs:,} pairs in {(Path(folder) / 'pairs.tsv').stat().st_size / 2**20:.0f} MiB", flush=True)
-        sys.exit(subprocess.run([sys.executable, __file__, *sys.argv[1:], "--work", folder]).returncode)
+        size = (Path(folder) / "pairs.tsv").stat().st_size / 2**20
+        results.console.print(f"{given.pairs:,} pairs in {size:.0f} MiB")
+        again = [sys.executable, __file__, *sys.argv[1:], "--work", folder]
+        told = json.loads(subprocess.run(again, stdout=subprocess.PIPE, check=True).stdout)
+    rows = [
+        ["read, split, tokenizer learned, prepared", f"{told['prepared']:.0f} s", f"{told['prepared_peak']:.2f} GiB"],
+        [f"trained: {told['steps']} steps, {told['tokens']:,} target tokens, dev loss {told['loss']:.2f}",
+         f"{60 * given.minutes:.0f} s", f"{told['peak']:.2f} GiB"],
+    ]  # fmt: skip
+    text = [
+        f"- {results.conditions()}",
+        f"- {given.pairs:,} pairs, {size:.0f} MiB of TSV; transformer, size tiny, BPE of {given.size:,}, batches of "
+        f"{given.budget:,} tokens. Pages of the prepared file that are mapped into memory count.",
+        "",
+        *results.table(["stage", "time", "peak of resident memory so far"], rows),
+    ]
+    if given.write:
+        results.write("Memory: five million pairs", text)
+    sys.exit(0 if told["peak"] <= LIMIT else 1)
 
 
 if __name__ == "__main__":

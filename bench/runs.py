@@ -1,0 +1,59 @@
+"""Training runs of a bench, by the very command that users type; one that was stopped goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import results
+
+REGARD = [sys.executable, "-m", "regard"]
+
+
+def train(run: Path, *asked: str) -> None:
+    """`regard train ...`, shown on the terminal."""
+    known = (run / "run.json").exists()
+    command = ["train", "--resume", str(run)] if known else ["train", *asked, "--out", str(run)]
+    results.console.print(f"[dim]regard {' '.join(command)}[/]")
+    done = subprocess.run([*REGARD, *command])
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def evaluate(run: Path, *asked: str) -> dict[str, Any]:
+    """What `regard evaluate ... --json` says."""
+    done = subprocess.run([*REGARD, "evaluate", str(run), *asked, "--json"], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def curve(run: Path, metric: str) -> list[tuple[float, float]]:
+    """Minutes and the metric, for every evaluation on the dev set."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["seconds"] / 60, line["dev"][metric]) for line in lines if "dev" in line]
+
+
+def minutes(run: Path) -> float:
+    """Of the whole run, evaluations included."""
+    last = (run / "metrics.jsonl").read_text().splitlines()[-1]
+    return json.loads(last)["seconds"] / 60
+
+
+def steps(run: Path) -> int:
+    last = (run / "metrics.jsonl").read_text().splitlines()[-1]
+    return json.loads(last)["step"]
+
+
+def some(points: list[tuple[float, float]], count: int = 10) -> list[tuple[float, float]]:
+    """About so many of them, the last one among them."""
+    every = -(-len(points) // count)
+    return points[::-1][::every][::-1]
+
+
+def lines_of(path: Path) -> list[str]:
+    """Of a gzipped text."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
