@@ -17,9 +17,12 @@ import torch
 
 from regard import metrics as measures
 from regard.core import UserError
-from regard.data.batches import Batch, Bucketed, once
+from regard.data.batches import Batch, Batches, Bucketed, Labelled, once
+from regard.label import Labeller
 from regard.run import Run, Way
 from regard.train.dev import FORCED, windows
+from regard.train.learner import Objective
+from regard.train.objectives.classify import Classify
 from regard.train.objectives.next_token import NextToken
 from regard.train.settings import Settings
 
@@ -31,7 +34,7 @@ Tick = Callable[[int], None]
 
 
 def evaluate(
-    run: Run,
+    run: Run | Labeller,
     lines: Iterable[Row],
     metrics: Sequence[str] = ("loss", "perplexity"),
     way: Way | None = None,
@@ -96,9 +99,10 @@ def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[li
 
 
 @torch.no_grad()
-def loss(run: Run, rows: Sequence[Row], tick: Tick = lambda done: None) -> tuple[float, int, int]:
+def loss(run: Run | Labeller, rows: Sequence[Row], tick: Tick = lambda done: None) -> tuple[float, int, int]:
     """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked."""
-    objective, nll, count = NextToken(), 0.0, 0
+    objective: Objective = Classify() if isinstance(run, Labeller) else NextToken()
+    nll, count = 0.0, 0
     batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick), 0)
     for batch in batches:
         found = objective(run.model, batch.to(run.device))
@@ -117,14 +121,17 @@ class Held:
         return self.rows[index]
 
 
-def _pairs(run: Run, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
+def _pairs(run: Run | Labeller, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
     sides = zip((run.source, run.target), zip(*rows, strict=True), strict=True)
     coded = [[np.array([*ids, side.end]) for ids in side.encode(texts)] for side, texts in sides]
     limits = [math.inf if n is None else n for n in (run.model.source_limit, run.model.limit)]
     kept = [pair for pair in zip(*coded, strict=True) if all(len(p) <= n for p, n in zip(pair, limits, strict=True))]
     if not kept:
         raise UserError(f"none of the {len(rows)} examples is short enough for the positions of this model")
-    batches = Bucketed(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
+    if isinstance(run, Labeller):
+        batches: Batches = Labelled(Held(kept), BUDGET, 0, run.source.pad, shuffle=False)
+    else:
+        batches = Bucketed(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
     return _ticked(once(batches), tick), len(rows) - len(kept)
 
 

@@ -1,6 +1,7 @@
 """How good answers are: sacreBLEU's scores with their signatures, exact match, and errors per token and per sequence.
 
-    exact           share of the answers that are one of their references
+    exact           share of the answers that are one of their references; of labels it is called accuracy
+    f1              the mean over all labels of 2 hits / (times it was said + times it was right)
     sequence_error  the rest: word error rate, where an answer is the pronunciation of a word
     token_error     edit distance to the nearest reference, per token of it: word or phoneme error rate
 
@@ -10,14 +11,15 @@ BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", ar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest
 
-KNOWN = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")
-HIGHER_IS_BETTER = {"bleu", "chrf", "exact"}
+KNOWN = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "accuracy", "f1")
+HIGHER_IS_BETTER = {"bleu", "chrf", "exact", "accuracy", "f1"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff]")  # Thai, Lao, Burmese, Khmer, kana
@@ -68,9 +70,11 @@ def measure(
 def _one(
     name: str, answers: Sequence[str], references: Sequence[Sequence[str]], tokenize: str, lowercase: bool
 ) -> Score:
-    if name in ("exact", "sequence_error"):
+    if name == "f1":
+        return Score(name, 100 * f1(answers, references))
+    if name in ("exact", "accuracy", "sequence_error"):
         right = 100 * sum(answer in refs for answer, refs in zip(answers, references, strict=True)) / len(answers)
-        return Score(name, right if name == "exact" else 100 - right)
+        return Score(name, 100 - right if name == "sequence_error" else right)
     if name == "token_error":
         return Score(name, 100 * token_error(answers, references))
     metric = _sacre(name, tokenize, lowercase)
@@ -120,6 +124,15 @@ def token_error(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
         distance, length = min((edit_distance(said, ref), len(ref)) for ref in (ref.split() for ref in refs))
         errors, total = errors + distance, total + length
     return errors / max(total, 1)
+
+
+def f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """A share; the first reference is the right one."""
+    right = [refs[0] for refs in references]
+    said, asked = Counter(answers), Counter(right)
+    hits = Counter(answer for answer, label in zip(answers, right, strict=True) if answer == label)
+    labels = said.keys() | asked.keys()
+    return sum(2 * hits[label] / (said[label] + asked[label]) for label in labels) / len(labels)
 
 
 def edit_distance(one: Sequence, two: Sequence) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
 from regard.decode.way import knobs
 from regard.train import checkpoint
+
+if TYPE_CHECKING:
+    from regard.label import Labeller
 
 __all__ = ["Alignment", "Prediction", "Run", "Way", "about", "load", "tokenizers"]
 
@@ -109,6 +112,11 @@ class Run:
         if self.pairs:
             return [self.target.start]
         return [self.target.end] if self.marked else self.target.encode(["\n"])[0]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What tells how good it is."""
+        return ["loss", "perplexity", *(["bleu", "chrf", "exact", "token_error"] if self.pairs else [])]
 
     def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
@@ -257,7 +265,7 @@ class Run:
             yield Alignment(weights[: len(target), : len(source)].tolist(), source, target)
 
 
-def load(folder: str | Path, device: str = "cpu") -> Run:
+def load(folder: str | Path, device: str = "cpu") -> Run | Labeller:
     """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
     `note` says so."""
     folder = Path(folder)
@@ -272,7 +280,9 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     finished = (folder / "model.safetensors").is_file()
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     hashes = told.get("tokenizers") or [None, None]
-    sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, model.vocab, hashes[-1]))
+    labels = model.head.pools  # one answer for a text
+    said = target.size - target.labels + model.head.classes if labels else model.vocab
+    sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
     for side, tokenizer, size, known in sides:
         if tokenizer.size != size:
             raise UserError(
@@ -281,6 +291,10 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
             )
         if known is not None and tokenizer.hash() != known:
             raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
+    if labels:
+        from regard.label import Labeller
+
+        return Labeller(model, source, target, folder, note)
     return Run(model, source, target, folder, bool(told.get("documents", True)), note)
 
 

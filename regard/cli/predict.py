@@ -100,9 +100,7 @@ def evaluate(
 
     loaded = _load(load, run, device, parts)
     lines = _lines(loaded, data, source, target, columns, part, bad_lines)
-    names = metric or (
-        ["loss", "perplexity", "bleu", "chrf", "exact", "token_error"] if loaded.pairs else ["loss", "perplexity"]
-    )
+    names = metric or loaded.metrics
     way = _way(loaded, beam=beam, penalty=penalty, most=most)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,11 +1,11 @@
 """Files -> records -> tokens -> batches. Each piece can be used alone."""
 
-from .batches import IGNORE, Batch, Bucketed, Feed, Windows, once
+from .batches import FIRST_LABEL, IGNORE, Batch, Batches, Bucketed, Feed, Labelled, Windows, once
 from .prepare import Sequences, prepare, prepare_text
 from .read import Corpus, Lines, open_corpus, overlap
 from .tokenizer import Tokenizer
 
 __all__ = [
-    "IGNORE", "Batch", "Bucketed", "Corpus", "Feed", "Lines", "Sequences", "Tokenizer", "Windows", "once",
-    "open_corpus", "overlap", "prepare", "prepare_text",
+    "FIRST_LABEL", "IGNORE", "Batch", "Batches", "Bucketed", "Corpus", "Feed", "Labelled", "Lines", "Sequences",
+    "Tokenizer", "Windows", "once", "open_corpus", "overlap", "prepare", "prepare_text",
 ]  # fmt: skip

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.core import UserError
+from regard.core import Pattern, UserError
 
 IGNORE = -100
+FIRST_LABEL = 4  # labels are numbered after the special tokens
 
 
 class Batch(NamedTuple):
@@ -26,6 +27,7 @@ class Batch(NamedTuple):
     source: Tensor | None = None  # (batch, source)
     source_valid: Tensor | None = None
     count: int = 0  # targets that are asked for
+    pattern: Pattern | None = None  # who may look at whom, where the data says it: a graph
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
@@ -84,6 +86,22 @@ class Bucketed:
         return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
 
 
+class Labelled:
+    """Batches of texts with a label each: `targets` is (batch,). A record is the text, and the label before an end."""
+
+    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True):
+        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle)
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        return self.inner.epoch(number)
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        rows = [self.inner.data[int(number)] for number in numbers]
+        tokens, valid = pad_rows([row[0] for row in rows], self.inner.pad)
+        targets = torch.tensor([int(row[1][0]) - FIRST_LABEL for row in rows])
+        return Batch(tokens, targets, None if bool(valid.all()) else valid, count=len(rows))
+
+
 class Windows:
     """Batches of `rows` windows of one long text, each epoch cut at a new offset."""
 
@@ -116,10 +134,13 @@ def pad_rows(rows: list[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(block), torch.arange(width)[None] < lengths[:, None]
 
 
+Batches = Bucketed | Windows | Labelled
+
+
 class Feed:
     """Batches for ever, from any place: `epoch` and `index` say what comes next."""
 
-    def __init__(self, batches: Bucketed | Windows, epoch: int = 0, index: int = 0):
+    def __init__(self, batches: Batches, epoch: int = 0, index: int = 0):
         self.batches, self.epoch, self.index = batches, epoch, index
         self._plan: list[np.ndarray] | None = None
 
@@ -142,7 +163,7 @@ class Feed:
         return batch
 
 
-def once(batches: Bucketed | Windows, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
+def once(batches: Batches, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
     """Every batch of epoch 0, for evaluation."""
     for numbers in batches.epoch(0):
         yield change(batches.make(numbers))

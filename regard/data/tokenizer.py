@@ -6,6 +6,7 @@
     characters, bytes one token each
     words             words and punctuation marks
     pretokenised      whatever stands between spaces
+    labels            a whole text is one token
 
 BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959.
 """
@@ -123,6 +124,11 @@ class Tokenizer:
         if name is None:
             return f"[{i}]"
         return ascii(VALUES[name])[2:-1] if name in VALUES else name
+
+    @property
+    def labels(self) -> int:
+        """How many labels there are, of a tokenizer of labels."""
+        return self.size - len(SPECIALS)
 
     def keeps_lines(self) -> bool:
         """A line end is a token, not just a gap between words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from regard.core import Model
 from regard.data.batches import IGNORE, Batch, pad_rows
-from regard.data.tokenizer import Tokenizer
 from regard.decode import Way
 from regard.metrics import measure
-from regard.run import Run
 
-from .objectives.next_token import NextToken
+if TYPE_CHECKING:
+    from regard.label import Labeller
+    from regard.run import Run
+
+    from .learner import Objective
 
 FORCED = ("loss", "perplexity")  # measured without decoding
 
@@ -24,29 +27,32 @@ FORCED = ("loss", "perplexity")  # measured without decoding
 class Dev:
     """A model -> its metrics.
 
+    objective:  gives the loss.
     batches:    makes the dev batches anew each time.
-    tokenizers: the source's and the target's.
-    metrics:    measured on the answers to `sources`, greedily decoded, for each of which some `references` are right.
+    run:        makes of a model what answers `sources`.
+    forced:     metrics that come of the loss.
+    metrics:    measured on the answers, for each of which some `references` are right.
     """
 
     def __init__(
         self,
+        objective: Objective,
         batches: Callable[[], Iterator[Batch]],
-        tokenizers: tuple[Tokenizer, Tokenizer],
+        run: Callable[[Model, None, bool], Run | Labeller],
+        forced: Sequence[str] = FORCED,
         metrics: Sequence[str] = (),
         sources: Sequence[str] = (),
         references: Sequence[Sequence[str]] = (),
     ):
-        self.batches, self.tokenizers = batches, tokenizers
-        self.metrics, self.sources, self.references = metrics, sources, references
-        self.objective = NextToken()
+        self.objective, self.batches, self.run = objective, batches, run
+        self.forced, self.metrics, self.sources, self.references = forced, metrics, sources, references
 
     def __call__(self, model: Model) -> dict[str, float]:
         loss = self.loss(model)
         found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        found = {name: found[name] for name in self.forced}
         if self.metrics:
-            run = Run(model, *self.tokenizers)
-            answers = [best[0].text for best in run.predict(self.sources, Way(cut=True))]
+            answers = [best[0].text for best in self.run(model, None, True).predict(self.sources, Way(cut=True))]
             found |= {score.name: score.value for score in measure(self.metrics, answers, self.references)}
         return found
 

@@ -10,33 +10,25 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
 
-from regard import metrics as measures
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
-from regard.core.errors import in_one_line, nearest, short
-from regard.data import Bucketed, Corpus, Feed, Tokenizer, Windows, once, open_corpus, overlap, prepare, prepare_text
+from regard.core.errors import in_one_line, short
+from regard.data import Corpus, Feed, open_corpus, overlap
 from regard.decode import Way
-from regard.evaluate import gather
+from regard.label import Labeller
 from regard.run import Run, about, tokenizers
 
 from . import checkpoint
-from .dev import FORCED, Dev, windows
 from .loop import Progress, Trainer
-from .objectives.next_token import NextToken
 from .session import PATHS, session, whole
 from .settings import Settings
-
-DEV_TOKENS = 8192  # of a dev batch
-
-Say = Callable[[str], None]
-Tick = Callable[[str, int], None]
+from .tasks import Say, Tick, task_of, unseen
 
 
 @dataclass
@@ -94,10 +86,13 @@ class Prepared:
         self.settings = Settings.read(self.recipe.get("train", {}))
         if bounds:
             self.settings = self.settings.until(bounds)
-        self.pairs = self.recipe["model"].get("kind") == "encoder-decoder"
+        self.task = task_of(self.recipe, job.recipe)(job, self.settings)
         self._check()
         self.corpus = self._open()
-        self.source, self.target = self._known_tokenizers() if told else self._learn_tokenizers()
+        if told:
+            self._take_tokenizers()
+        else:
+            self.task.learn(self.corpus, tick)
         torch.manual_seed(self.settings.seed)
         self.model = self._build()
         self._write()
@@ -113,17 +108,8 @@ class Prepared:
         job, s = self.job, self.settings
         if not s.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
-        objective = self.recipe.get("objective", {}).get("part", "next_token")
-        if objective != "next_token" or self.recipe["model"].get("kind") == "encoder":
-            raise UserError(f"recipe '{job.recipe}' has the objective '{objective}', which cannot be trained yet")
         Way.read(self.recipe.get("decode", {}))
-        measures.check(job.metrics)
-        known = (*FORCED, *measures.KNOWN)
-        if s.metric not in known:
-            raise UserError(f"train.metric '{s.metric}' is unknown{nearest(s.metric, known)}")
-        self.metrics = list(dict.fromkeys(name for name in (*job.metrics, s.metric) if name not in FORCED))
-        if self.metrics and not self.pairs:
-            raise UserError(f"'{self.metrics[0]}' wants right answers, and a language model has none: say loss")
+        self.task.ask([*job.metrics, s.metric])
         try:
             torch.empty(0, device=job.device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -132,55 +118,34 @@ class Prepared:
     def _open(self) -> Corpus:
         job = self.job
         corpus = open_corpus(
-            job.data, job.source, job.target, job.dev, job.test, job.columns, "pairs" if self.pairs else "text",
-            job.bad_lines, self.settings.seed, tick=lambda n: self.tick("reading", n),
+            job.data, job.source, job.target, job.dev, job.test, job.columns, self.task.reads, job.bad_lines,
+            self.settings.seed, tick=lambda n: self.tick("reading", n),
         )  # fmt: skip
         for note in corpus.notes:
             self.say(note)
         if corpus.dev is None:
-            asked = [*self.metrics, *(["patience"] if self.settings.patience else [])]
+            asked = [*self.job.metrics, *(["patience"] if self.settings.patience else [])]
+            asked += [self.settings.metric] if self.settings.metric not in self.task.forced else []
             if asked:
                 raise UserError(f"there is no dev set, and '{asked[0]}' needs one: give dev=, a file or a share")
-        elif self.pairs and not self.told:
+        elif self.task.reads == "pairs" and not self.told:
             shared = overlap(corpus.train, corpus.dev)
             if shared:
                 self.say(f"warning: {shared} of the dev examples have a source that stands in the training data, too")
         return corpus
 
-    def _learn_tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        job = self.job
-        kinds = (job.tokenizer or ("bpe" if self.pairs else "characters")).split(",")
-        if len(kinds) > (2 if self.pairs else 1):
-            more = "one for both sides, or two with a comma between" if self.pairs else "a language model has one"
-            raise UserError(f"tokenizer '{job.tokenizer}': {more}")
-
-        def one(kind: str, *columns: int) -> Tokenizer:
-            if kind.endswith(".json"):
-                return Tokenizer.load(kind)
-            self.tick("learning the tokenizer", 0)
-            return Tokenizer.train(kind, self.corpus.train.texts(*columns), job.vocab, job.lowercase)
-
-        if len(kinds) == 1:
-            joint = one(kinds[0])
-            return joint, joint
-        return one(kinds[0], 0), one(kinds[1], 1)
-
-    def _known_tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+    def _take_tokenizers(self) -> None:
         assert self.told is not None
-        both = tokenizers(self.folder)
+        self.task.source, self.task.target = both = tokenizers(self.folder)
         if [one.hash() for one in both] != self.told.get("tokenizers"):
             raise UserError(f"{short(self.folder)}: the tokenizer is not the one that this run began with")
-        return both
 
     def _build(self) -> Model:
         if not self.told:
-            joint = self.source is self.target
-            self.recipe["vocab"] = self.target.size if joint else [self.source.size, self.target.size]
+            self.task.complete(self.recipe)
             self.recipe["train"] = self.settings.table()
         model = build(self.recipe)
-        context = self.settings.context
-        if not self.pairs and model.limit is not None and context > model.limit:
-            raise UserError(f"train.context is {context}, and the positions of this model reach only {model.limit}")
+        self.task.fit(model)
         return model.to(self.job.device)
 
     def _write(self) -> None:
@@ -189,63 +154,29 @@ class Prepared:
         if self.told:
             told = self.told | {"sessions": [*self.told.get("sessions", []), session()]}
         else:
-            names = ("tokenizer",) if self.source is self.target else ("source.tokenizer", "target.tokenizer")
-            for name, tokenizer in zip(names, (self.source, self.target), strict=False):
+            source, target = self.task.source, self.task.target
+            names = ("tokenizer",) if source is target else ("source.tokenizer", "target.tokenizer")
+            for name, tokenizer in zip(names, (source, target), strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             told = {"job": asdict(self.job), "documents": self.corpus.train.documents}
-            told |= {"tokenizers": [self.source.hash(), self.target.hash()]}
+            told |= {"tokenizers": [source.hash(), target.hash()]}
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             told |= {"parameters": sum(p.numel() for p in self.model.parameters()), "sessions": [session()]}
         put(self.folder / "recipe.toml", tomli_w.dumps(self.recipe | {"train": self.settings.table()}))
         put(self.folder / "run.json", json.dumps(told, indent=1))
 
     def _trainer(self, patient: bool) -> Trainer:
-        s, corpus = self.settings, self.corpus
-        tick = partial(self.tick, "preparing")
-        if self.pairs:
-            data = prepare(corpus.train, self._both, self._data("train.arrow"), self._longest(), tick)
-            if data.left_out:
-                most = " and ".join(str(n) for n in dict.fromkeys(self._longest()))
-                self.say(f"{data.left_out} examples are longer than {most} tokens and are left out")
-            batches: Bucketed | Windows = Bucketed(data, s.batch, s.seed, self.target.start, self.target.pad)
-        else:
-            stream = prepare_text(corpus.train, self.target, self._data("train.ids"), tick)
-            batches = Windows(stream, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
-        dev = None if corpus.dev is None else self._dev()
+        s, corpus, task = self.settings, self.corpus, self.task
+        batches = task.batches(self.model, corpus, self.say, self.tick)
+        dev = None if corpus.dev is None else task.dev(self.model, corpus.dev)
         self._same_data()
-        objective = NextToken(s.smoothing)
-        return Trainer(self.model, objective, Feed(batches), s, self.folder, dev, say=self.say, patient=patient)
-
-    @property
-    def _both(self) -> tuple[Tokenizer, Tokenizer]:
-        return self.source, self.target
-
-    def _data(self, name: str) -> Path:
-        return self.folder / "data" / name
-
-    def _longest(self) -> tuple[int, int]:
-        """Tokens that a source and a target may have: what fits a batch, and what the positions reach."""
-        most = min(self.job.longest or self.settings.batch, self.settings.batch)
-        return min(most, self.model.source_limit or most), min(most, self.model.limit or most)
-
-    def _dev(self) -> Dev:
-        s, dev, job = self.settings, self.corpus.dev, self.job
-        assert dev is not None
-        if not self.pairs:
-            text = prepare_text(dev, self.target, self._data("dev.ids"))
-            before = Run(self.model, *self._both, documents=dev.documents).opening[-1]
-            rows = max(DEV_TOKENS // s.context, 1)
-            return Dev(lambda: windows(text, before, s.context, rows, self.target.pad), self._both)
-        data = prepare(dev, self._both, self._data("dev.arrow"), self._longest())
-        batches = Bucketed(data, max(s.batch, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False)
-        asked = gather(dev, job.any_reference, job.dev_most) if self.metrics else ((), ())
-        return Dev(lambda: once(batches), self._both, self.metrics, *asked)
+        return Trainer(self.model, task.objective(), Feed(batches), s, self.folder, dev, say=self.say, patient=patient)
 
     def _same_data(self) -> None:
         """What is learned from is the same in a run that goes on, whatever became of the files meanwhile."""
-        ending = "arrow" if self.pairs else "ids"
-        names = [f"{part}.{ending}" for part in ("train", "dev") if getattr(self.corpus, part) is not None]
-        now, known = checkpoint.sums(self._data(""), names), self._data(checkpoint.SUMS)
+        names = [f"{part}.{self.task.files}" for part in ("train", "dev") if getattr(self.corpus, part) is not None]
+        data = self.folder / "data"
+        now, known = checkpoint.sums(data, names), data / checkpoint.SUMS
         if not known.exists():
             checkpoint.put(known, now)
         elif known.read_text(encoding="utf-8") != now:
@@ -254,18 +185,14 @@ class Prepared:
                 "a new run"
             )
 
-    def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Run:
+    def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Run | Labeller:
         """Until the end. The finished model, ready to be used."""
         self.trainer.report = report
         self.trainer.train()
-        return Run(self.model, *self._both, self.folder, self.corpus.train.documents)
+        return self.task.run(self.model, self.folder, self.corpus.train.documents)
 
 
-def silent(what: str, done: int) -> None:
-    """Nobody watches."""
-
-
-def start(job: Job, say: Say = print, tick: Tick = silent) -> Prepared:
+def start(job: Job, say: Say = print, tick: Tick = unseen) -> Prepared:
     """A new run. A folder that holds one already is left alone."""
     run = Path(job.run)
     with checkpoint.alone(run):
@@ -279,7 +206,7 @@ def start(job: Job, say: Say = print, tick: Tick = silent) -> Prepared:
 
 
 def resume(
-    folder: str | Path, bounds: dict[str, float] | None = None, say: Say = print, tick: Tick = silent
+    folder: str | Path, bounds: dict[str, float] | None = None, say: Say = print, tick: Tick = unseen
 ) -> Prepared:
     """Go on with a run. `bounds` (steps, minutes, epochs, of the whole run) are its new end, also of one that was
     finished."""

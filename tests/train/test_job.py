@@ -137,7 +137,7 @@ def test_a_folder_that_holds_a_run(job, tmp_path):
         ({"warmupp": 3}, "did you mean 'warmup'"),
         ({"job": {"metrics": ["wer"]}}, "unknown metric 'wer'"),
         ({"job": {"device": "abacus"}}, "there is no device 'abacus' here"),
-        ({"job": {"recipe": "transformer-encoder", "overrides": ["train.steps=3"]}}, "has the objective 'classify'"),
+        ({"job": {"recipe": "transformer-encoder", "overrides": ["train.steps=3"]}}, "two of them, with a comma"),
         ({"job": {"data": "nowhere.tsv"}}, "nowhere.tsv"),
         ({"job": {"dev": "0"}, "patience": 3}, "there is no dev set, and 'patience' needs one"),
         ({"job": {"dev": "0"}, "metric": "bleu"}, "there is no dev set, and 'bleu' needs one"),
@@ -201,7 +201,7 @@ def test_a_language_model(language, tmp_path):
     found = [line["dev"]["perplexity"] for line in lines(tmp_path / "run", "dev")]
     assert len(found) == 3
     assert found[0] > found[1] > found[2]
-    assert found[2] < 0.6 * prepared.target.size
+    assert found[2] < 0.6 * prepared.task.target.size
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_dev_loss_by_hand(language):
     prepared = start(language(), quiet)
     dev, model = prepared.trainer.evaluate, prepared.model.eval()
     text = np.fromfile(prepared.folder / "data" / "dev.ids", np.int32)
-    before = regard.run.Run(model, prepared.source, prepared.target, documents=False).opening[-1]
+    before = regard.run.Run(model, prepared.task.source, prepared.task.target, documents=False).opening[-1]
     total = 0.0
     with torch.no_grad():
         for begin in range(0, len(text), 20):

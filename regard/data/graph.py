@@ -1,0 +1,140 @@
+"""A graph from a file: features, edges and a class for every node, and which nodes are for training, dev and test.
+
+cora.npz   edges (edges, 2)   labels (nodes,)   train_idx val_idx test_idx
+           features (nodes, channels), or in pieces: feat_row feat_col feat_val feat_shape
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import Pattern, UserError, find
+from regard.core.errors import in_one_line, short
+
+from .batches import IGNORE, Batch
+
+PARTS = {"train": "train_idx", "dev": "val_idx", "test": "test_idx"}
+PIECES = ("feat_row", "feat_col", "feat_val", "feat_shape")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """features: (nodes, channels), sparse where the file is.
+    labels:   (nodes,) the class of each, counted from 0.
+    pattern:  the edges, each in both directions.
+    parts:    train, dev and test: numbers of nodes.
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor
+    pattern: Pattern
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+
+def is_graph(path: str | Path | None) -> bool:
+    """Whether a graph is meant: an .npz file, or a folder with one."""
+    return path is not None and bool(_files(Path(path)))
+
+
+def open_graph(path: str | Path) -> Graph:
+    """From an .npz file, or from a folder that holds one."""
+    files = _files(Path(path))
+    if len(files) != 1:
+        count = f"{len(files)} of them: give the file itself" if files else "none"
+        raise UserError(f"a graph is an .npz file, and {short(path)} holds {count}")
+    try:
+        with np.load(files[0], allow_pickle=False) as held:
+            return _checked(short(files[0]), dict(held))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{short(files[0])} cannot be read as a graph: {in_one_line(error)}") from None
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.npz"))
+    return [path] if path.suffix == ".npz" and path.is_file() else []
+
+
+def _checked(name: str, held: Mapping[str, np.ndarray]) -> Graph:
+    features = _features(name, held)
+    nodes = len(features)
+    labels = _numbers(name, held, "labels", 1)
+    if len(labels) != nodes:
+        raise UserError(f"{name}: {nodes} nodes have features and {len(labels)} have labels")
+    edges = _numbers(name, held, "edges", 2, nodes)
+    if edges.shape[1] != 2:
+        raise UserError(f"{name}: edges is {edges.shape}, and should be (edges, 2): the two ends of each")
+    parts = {part: _numbers(name, held, key, 1, nodes) for part, key in PARTS.items() if part == "train" or key in held}
+    both = torch.from_numpy(np.concatenate((edges, edges[:, ::-1])).T.astype(np.int64))
+    pattern = find(Pattern, "edges")(both)  # type: ignore[call-arg]
+    return Graph(name, features, torch.from_numpy(labels.astype(np.int64)), pattern, parts)
+
+
+def _features(name: str, held: Mapping[str, np.ndarray]) -> Tensor:
+    """(nodes, channels) in float32."""
+    if "features" in held:
+        whole = np.asarray(held["features"], dtype=np.float32)
+        if whole.ndim != 2:
+            raise UserError(f"{name}: features is {whole.shape}, and should be (nodes, channels)")
+        return torch.from_numpy(whole)
+    row, col, value, shape = (_array(name, held, key) for key in PIECES)
+    if shape.shape != (2,) or not row.shape == col.shape == value.shape == (len(row),):
+        raise UserError(f"{name}: feat_row, feat_col, feat_val should be of one length, and feat_shape two numbers")
+    nodes, channels = (int(n) for n in shape)
+    row, col = (_numbers(name, held, key, 1, most) for key, most in (("feat_row", nodes), ("feat_col", channels)))
+    places, values = torch.from_numpy(np.stack((row, col)).astype(np.int64)), torch.from_numpy(value.astype(np.float32))
+    return torch.sparse_coo_tensor(places, values, (nodes, channels), check_invariants=True).coalesce()
+
+
+def _array(name: str, held: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    if key not in held:
+        raise UserError(f"{name} holds no '{key}', but {', '.join(sorted(held)) or 'nothing'}")
+    return held[key]
+
+
+def _numbers(name: str, held: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None) -> np.ndarray:
+    """Whole numbers from 0 on."""
+    found = _array(name, held, key)
+    if found.ndim != dims or not np.issubdtype(found.dtype, np.integer) or not found.size:
+        raise UserError(f"{name}: {key} should be whole numbers in {dims} dimension{'s' * (dims > 1)}, at least one")
+    if found.min() < 0 or (below is not None and found.max() >= below):
+        most = "" if below is None else f" to {below - 1}"
+        raise UserError(f"{name}: {key} reaches from {found.min()} to {found.max()}, and should from 0{most}")
+    return found
+
+
+class Nodes:
+    """A whole graph as a batch, asked for the class of some of its nodes: those of one part, in one batch."""
+
+    def __init__(self, graph: Graph, part: str = "train"):
+        if part not in graph.parts:
+            raise UserError(f"{graph.name} says of no node that it is for {part}")
+        self.graph, self.numbers = graph, graph.parts[part]
+        whole = graph.features[None]
+        self.features = whole.coalesce() if whole.is_sparse else whole
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        return [self.numbers]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        targets = torch.full_like(self.graph.labels, IGNORE)
+        targets[numbers] = self.graph.labels[numbers]
+        return Batch(self.features, targets[None], count=len(numbers), pattern=self.graph.pattern)

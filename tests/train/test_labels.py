@@ -1,0 +1,114 @@
+"""Texts with a label each: from a table to a run that labels."""
+
+import random
+
+import pytest
+import torch
+
+import regard
+from regard.core import UserError
+from regard.data import FIRST_LABEL, Labelled, Tokenizer
+from regard.evaluate import evaluate
+from regard.metrics import measure
+from regard.train.job import Job, resume, start
+
+SMALL = [
+    "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",
+    "model.head.dropout=0", "train.batch=256", "train.lr=0.01", "train.warmup=5", "train.steps=120",
+]  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Does a word begin with a vowel?"""
+    rng = random.Random(3)
+    words = {"".join(rng.choices("abcdeinou", k=rng.randint(3, 7))) for _ in range(600)}
+    lines = [f"{word}\t{'vowel' if word[0] in 'aeiou' else 'consonant'}" for word in sorted(words)]
+    path = tmp_path / "words.tsv"
+    path.write_text("text\tlabel\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def job(table, run, **more):
+    return Job(
+        "transformer-encoder", str(run), "tiny", SMALL, str(table), tokenizer="characters", dev="60", test="60", **more
+    )
+
+
+def test_learns_loads_and_labels(table, tmp_path):
+    prepared = start(job(table, tmp_path / "run", metrics=["accuracy", "f1"]), print)
+    made = prepared.train()
+    assert prepared.trainer.metrics["accuracy"] > 90
+    assert prepared.trainer.metrics["f1"] > 90
+    loaded = regard.load(tmp_path / "run")
+    texts = ["abcde", "bcade", "ncboib", "uubbc", "onde"]
+    for run in (made, loaded):
+        answers = run.predict(texts)
+        assert [best[0].text for best in answers] == ["vowel", "consonant", "consonant", "vowel", "vowel"]
+    alone = [loaded.predict([text])[0][0].score for text in texts]
+    torch.testing.assert_close([best[0].score for best in answers], alone)
+    told = evaluate(loaded, prepared.corpus.test, ["loss", "accuracy", "f1"])
+    assert told["scores"]["accuracy"] > 90
+    assert told["scores"]["loss"] < 0.3
+
+
+def test_a_run_goes_on(table, tmp_path):
+    whole = start(job(table, tmp_path / "whole"), print)
+    whole.train()
+    half = start(job(table, tmp_path / "half"), print)
+    half.trainer.settings = half.trainer.settings.until({"steps": 50})
+    half.train()
+    again = resume(tmp_path / "half", {"steps": 120}, print)
+    again.train()
+    assert again.trainer.step == 120
+    assert set(again.model.state_dict()) == set(whole.model.state_dict())
+
+
+def test_all_labels_with_their_probability(table, tmp_path):
+    made = start(job(table, tmp_path / "run"), print).train()
+    (found,) = made.predict(["abc"], made.way.read({"best": 2}, made.way))
+    assert {one.text for one in found} == {"vowel", "consonant"}
+    assert sum(torch.tensor([one.logprob for one in found]).exp()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_label_that_was_never_learned(table, tmp_path):
+    dev = tmp_path / "dev.tsv"
+    dev.write_text("text\tlabel\nabc\tvowels\n")
+    asked = job(table, tmp_path / "run")
+    asked.dev, asked.test = str(dev), None
+    with pytest.raises(UserError, match="the label 'vowels' stands nowhere in the training data"):
+        start(asked, print)
+
+
+def test_one_label_is_none(tmp_path):
+    (tmp_path / "words.tsv").write_text("".join(f"{i}\tyes\n" for i in range(500)))
+    with pytest.raises(UserError, match="at least two"):
+        start(job(tmp_path / "words.tsv", tmp_path / "run"), print)
+
+
+def test_batches_hold_each_text_beside_its_label():
+    labels = Tokenizer.train("labels", ["new york", "paris", " paris "])
+    assert labels.labels == 2
+    assert labels.tokens([FIRST_LABEL, FIRST_LABEL + 1]) == ["new york", "paris"]
+    assert labels.encode(["paris ", "rome"]) == [[FIRST_LABEL + 1], [labels.unk]]
+
+    class Rows:
+        lengths = torch.tensor([[2, 2], [5, 2], [2, 2]]).numpy()
+
+        def __getitem__(self, index):
+            return [7, 9, 8][index] * torch.ones(self.lengths[index][0]).long().numpy(), [FIRST_LABEL + index, 3]
+
+    batches = Labelled(Rows(), 100, 1)
+    (numbers,) = batches.epoch(0)
+    batch = batches.make(numbers)
+    assert batch.tokens.shape == (3, 5)
+    assert batch.count == 3
+    for row, label in zip(batch.tokens, batch.targets, strict=True):
+        assert int(row[0]) == [7, 9, 8][int(label)]
+    assert batch.valid.sum(1).tolist() == [2, 2, 5]
+
+
+def test_f1_is_the_mean_over_labels():
+    answers, right = ["a", "a", "b", "c"], [["a"], ["b"], ["b"], ["a"]]
+    values = [score.value for score in measure(["accuracy", "f1"], answers, right)]
+    assert values == pytest.approx([50, 100 * (1 / 2 + 2 / 3 + 0) / 3])
