@@ -1,0 +1,144 @@
+"""Do they learn? Every recipe for the same time on the same data as its kind: causal ones write Shakespeare letter by
+letter, encoders tell the sentiment of a sentence, encoder-decoders translate.
+
+    python bench/learn.py --minutes 3 --write        all of them, some hours; what was done is not done again
+    python bench/learn.py --only retnet rwkv6
+
+Data: ../shared/data/{tinyshakespeare,sst2,multi30k}. Sizes are `tiny` with four layers of width 128 where a recipe
+allows it; everything else is as its recipe has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import multi30k
+import results
+import runs
+import shakespeare
+import torch
+
+from regard.core import recipe as recipes
+from regard.run import Way, load
+
+TRAIN = {
+    "train.optimiser": "adamw",
+    "train.lr": 0.002,
+    "train.warmup": 100,
+    "train.schedule": "linear",
+    "train.weight_decay": 0.01,
+    "train.beta2": 0.99,
+}
+HEAD = ("recipe", "parameters", "epochs", "tokens/s", "dev loss", "", "decoded tokens/s", "state at 1024")
+LENGTH = 1024  # at which the state is told
+
+
+class Kind(NamedTuple):
+    """How recipes of one kind are tried."""
+
+    title: str
+    metric: str
+    asked: tuple[str, ...]
+    sets: dict[str, Any]
+
+
+def kinds(folder: Path) -> dict[str, Kind]:
+    train, dev = shakespeare.parts(folder / "shakespeare-data")
+    return {
+        "decoder": Kind(
+            "Causal: characters of Shakespeare, context 256", "loss",
+            ("--data", str(train), "--dev", str(dev), "--tokenizer", "characters"),
+            {"train.rows": 8, "train.context": 256, "model.dropout": 0.0},
+        ),
+        "encoder": Kind(
+            "Encoders: sentiment of sentences (SST-2, without phrases)", "accuracy",
+            ("--data", str(results.data("sst2")), "--tokenizer", "words", "--vocab", "8000", "--metric", "accuracy"),
+            {"train.batch": 2048, "model.dropout": 0.3, "train.lr": 0.001},
+        ),
+        "encoder-decoder": Kind(
+            "Encoder-decoders: Multi30k, English to German", "bleu",
+            ("--data", str(multi30k.pieces()), "--tokenizer", "pretokenised", "--metric", "bleu"),
+            {"train.batch": 4096, "train.smoothing": 0.1, "model.dropout": 0.1},
+        ),
+    }  # fmt: skip
+
+
+def kind_of(name: str) -> str | None:
+    """None where a recipe needs data of its own: graphs, images."""
+    recipe = recipes.load(name, "tiny")
+    objective = recipe.get("objective", {}).get("part", "next_token")
+    kind = recipe["model"]["kind"]
+    embed = recipe["model"].get("embed", "tokens")
+    embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
+    wanted = "classify" if kind == "encoder" else "next_token"
+    return kind if objective == wanted and embed == "tokens" else None
+
+
+def decode_speed(run: Path, kind: str) -> float | None:
+    """New tokens per second: one prompt and 200 letters, or 64 sentences side by side."""
+    loaded = load(run)
+    if kind == "encoder" or not loaded.model.stack.streams:
+        return None
+    if kind == "decoder":
+        texts, way = ["ROMEO:\n"], Way(most=200, seed=1, temperature=1.0)
+    else:
+        texts, way = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")[:64], Way()
+    loaded.predict(texts[:1], way)
+    begun = time.perf_counter()
+    found = loaded.predict(texts, way)
+    return sum(len(best[0].tokens) for best in found) / (time.perf_counter() - begun)
+
+
+def row(name: str, kind: str, how: Kind, run: Path) -> list[str]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = json.loads((run / "run.json").read_text())
+    steps, evaluated = [line for line in lines if "lr" in line], [line for line in lines if "dev" in line]
+    model = load(run).model
+    speed = decode_speed(run, kind)
+    state = model.cost(1, LENGTH - 1).state if speed else None
+    return [
+        f"`{name}`", f"{told['parameters'] / 1e6:.2f} M",
+        f"{steps[-1]['epoch']:.2f}", f"{torch.tensor([s['tokens_per_second'] for s in steps]).median():,.0f}",
+        f"{min(e['dev']['loss'] for e in evaluated):.3f}",
+        f"{evaluated[-1]['dev'][how.metric]:.1f}" if how.metric != "loss" else "",
+        "" if speed is None else f"{speed:,.0f}", "" if state is None else f"{state / 1024:,.0f} KiB",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs/learn"))
+    parser.add_argument("--only", nargs="+", default=recipes.names())
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="put the tables into bench/RESULTS.md")
+    given = parser.parse_args()
+    text = [f"- {results.conditions(given.threads)}", f"- {given.minutes:g} minutes each, seed 1."]
+    for kind, how in kinds(given.runs).items():
+        rows = []
+        for name in given.only:
+            if kind_of(name) != kind:
+                continue
+            run = given.runs / name
+            if not (run / "model.safetensors").exists():
+                settings = TRAIN | how.sets
+                sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+                runs.train(
+                    run, name, "--size", "tiny", *how.asked, "--minutes", str(given.minutes), "--seed", "1", *sets,
+                    "--threads", str(given.threads),
+                )  # fmt: skip
+            rows.append(row(name, kind, how, run))
+        if rows:
+            head = [name or how.metric.replace("loss", "") for name in HEAD]
+            rows.sort(key=lambda cells: float(cells[4]))
+            text += ["", f"### {how.title}", "", *results.table(head, rows)]
+    if given.write:
+        results.write("They learn: every recipe for the same minutes", text)
+
+
+if __name__ == "__main__":
+    main()
