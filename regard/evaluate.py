@@ -19,6 +19,7 @@ from regard import metrics as measures
 from regard.core import UserError
 from regard.data.batches import Batch, Batches, Bucketed, Labelled, once
 from regard.label import Labeller
+from regard.nodes import NodeLabeller
 from regard.run import Run, Way
 from regard.train.dev import FORCED, windows
 from regard.train.learner import Objective
@@ -34,7 +35,7 @@ Tick = Callable[[int], None]
 
 
 def evaluate(
-    run: Run | Labeller,
+    run: Run | Labeller | NodeLabeller,
     lines: Iterable[Row],
     metrics: Sequence[str] = ("loss", "perplexity"),
     way: Way | None = None,
@@ -45,12 +46,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """What can be told as JSON: scores, the signatures of those that have one, counts, and seconds.
 
-    lines:         pairs of source and target, or texts (each a tuple of one).
+    lines:         pairs of source and target, or texts (each a tuple of one); of a graph, some of its nodes.
     way:           how answers are found; None: as the run's recipe says.
     any_reference: where a source stands on several lines, it is answered once and each of its targets is right.
     tick:          called with a number of examples that are done, first for the loss, then for the answers.
     tokenize, lowercase: as in `metrics.measure`.
     """
+    if isinstance(run, NodeLabeller):
+        return run.evaluate(lines, metrics)  # type: ignore[arg-type]
     measures.check(metrics, KNOWN)
     forced, answered = ([name for name in metrics if (name in FORCED) == kind] for kind in (True, False))
     if answered and not run.pairs:

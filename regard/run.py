@@ -29,6 +29,7 @@ from regard.train import checkpoint
 
 if TYPE_CHECKING:
     from regard.label import Labeller
+    from regard.nodes import NodeLabeller
 
 __all__ = ["Alignment", "Prediction", "Run", "Way", "about", "load", "tokenizers"]
 
@@ -265,20 +266,27 @@ class Run:
             yield Alignment(weights[: len(target), : len(source)].tolist(), source, target)
 
 
-def load(folder: str | Path, device: str = "cpu") -> Run | Labeller:
+def load(folder: str | Path, device: str = "cpu") -> Run | Labeller | NodeLabeller:
     """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
     `note` says so."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}'")
     told = about(folder)
-    source, target = tokenizers(folder)
+    graph = told.get("tokenizers") == []  # nothing is read in tokens
+    source, target = (None, None) if graph else tokenizers(folder)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
     finished = (folder / "model.safetensors").is_file()
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
+    if graph:
+        from regard.nodes import NodeLabeller
+
+        return NodeLabeller(model, folder, note)
+    assert source is not None
+    assert target is not None
     hashes = told.get("tokenizers") or [None, None]
     labels = model.head.pools  # one answer for a text
     said = target.size - target.labels + model.head.classes if labels else model.vocab

@@ -14,11 +14,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
 
 
-def test_the_table_is_what_there_is():
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\d+) \| (.+) \|$", README, re.M)
-    assert sorted(rows) == sorted(
-        (name, str(recipe.load(name)["year"]), recipe.load(name)["idea"]) for name in recipe.names()
-    )
+def test_the_systems_are_what_there_is():
+    section = README[README.index("## Systems") : README.index("## Where things are")]
+    rows = re.findall(r"^\| [^|]+ \| (.+) \|$", section, re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)) == sorted(recipe.names())
+
+
+def test_the_page_of_systems_is_what_there_is(capsys):
+    """If not: regard systems --markdown > docs/systems.md"""
+    assert main(["systems", "--markdown"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", [README, CHINESE], ids=["README.md", "README.zh.md"])

@@ -25,8 +25,13 @@ Name = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A recipe of
 
 
 @app.command()
-def systems(as_json: AsJson = False) -> None:
+def systems(
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a page: what docs/systems.md holds.")] = False,
+) -> None:
     """The systems that there are: year, idea, sizes and parameters."""
+    if markdown:
+        return typer.echo(page(), nl=False)
     rows = list(_systems())
     if as_json:
         return dump(rows)
@@ -45,6 +50,14 @@ def systems(as_json: AsJson = False) -> None:
     console = Console()
     console.print(table)
     console.print(f"* the default. Parameters are at a vocabulary of {VOCAB:,} unless a recipe has its own.")
+
+
+def page() -> str:
+    """All systems, the oldest first."""
+    known = sorted((recipes.read(name) | {"name": name} for name in recipes.names()), key=lambda one: one["year"])
+    rows = [f"| `{one['name']}` | {one['year']} | {one['idea']} | {one['paper']} |" for one in known]
+    head = ["# Systems", "", "Written by `regard systems --markdown`.", "", "| recipe | year | what it is | paper |"]
+    return "\n".join([*head, "|---|---|---|---|", *rows]) + "\n"
 
 
 def _systems() -> Iterator[dict[str, Any]]:

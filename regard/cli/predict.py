@@ -173,10 +173,17 @@ def _lines(
 ) -> Any:
     """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
     from regard.data import open_corpus
+    from regard.data.graph import open_graph
+    from regard.nodes import NodeLabeller
     from regard.run import about
 
     if part not in ("train", "dev", "test"):
         raise UserError(f"--part is train, dev or test, not '{part}'")
+    if isinstance(loaded, NodeLabeller):
+        nodes = getattr(open_graph(data or about(loaded.folder)["job"]["data"]), part)
+        if nodes is None:
+            raise UserError(f"this graph says of no node that it is for {part}")
+        return nodes
     kind = "pairs" if loaded.pairs else "text"
     if data is None and source is None:
         job = about(loaded.folder)["job"]

@@ -122,7 +122,8 @@ def train(
         dump({"run": str(run.folder), "step": prepared.trainer.step, "metrics": measured})
         return 0
     bar.say("  ".join([f"done: {run.folder}", *(f"{name} {value:.3f}" for name, value in measured.items())]))
-    bar.say(f"try it: echo ... | regard predict {run.folder}")
+    graph = prepared.task.reads == "graph"
+    bar.say(f"try it: regard evaluate {run.folder}" if graph else f"try it: echo ... | regard predict {run.folder}")
     return 0
 
 

@@ -9,6 +9,7 @@ from .mixer import Cost, Empty, Growth, Mixer, Pointwise, select, state_bytes
 from .model import Model, State
 from .norm import Norm
 from .parts import add_folder, find, part
+from .passes import Pass
 from .pattern import Pattern
 from .position import Position
 from .recipe import build, load, restore, save
@@ -19,6 +20,6 @@ from .wiring import Place, Wiring
 
 __all__ = [
     "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
-    "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring", "add_folder",
-    "build", "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
+    "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring",
+    "add_folder", "build", "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
 ]  # fmt: skip

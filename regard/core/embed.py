@@ -38,7 +38,7 @@ class Embed(nn.Module):
         super().__init__()
         self.width, self.dim = width, dim or width
         self.position = part(Position, position, width=self.dim, dim=self.dim, heads=1)
-        if any(self.position.acts(place) for place in ("query", "key", "bias", "read")):
+        if any(self.position.acts(place) for place in ("query", "key", "value", "bias", "read")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         self.norm = part(Norm, norm, width=self.dim)
         self.drop = Dropout(dropout)
@@ -51,6 +51,12 @@ class Embed(nn.Module):
     def draw(self, batch: int, time: int) -> Tensor:
         """A random input of the right kind, for the laws."""
         raise NotImplementedError
+
+    def extent(self, tokens: Tensor) -> tuple[int, int]:
+        """Batch and time of what it makes of an input; the input's first two dimensions unless said."""
+        if tokens.dim() < 2:
+            raise UserError(f"a batch has two dimensions, rows and time, not the shape {tuple(tokens.shape)}")
+        return tokens.shape[0], tokens.shape[1]
 
     def place(self, x: Tensor, context: Context) -> Tensor:
         """x (batch, time, dim) -> (batch, time, width): position, norm, dropout and the map to the width."""

@@ -15,12 +15,14 @@ POOLS = ("first", "last", "mean", "max")
 class Head(nn.Module):
     """x (batch, time, width) -> scores.
 
-    pools: one answer per sequence instead of one per position; such a model does not step.
+    pools:   one answer per sequence instead of one per position; such a model does not step.
+    streams: False when an answer may depend on what comes later; nor does such a model.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("heads",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     pools: bool = False
+    streams: bool = True
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError

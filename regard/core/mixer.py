@@ -31,6 +31,11 @@ class Growth(NamedTuple):
     sequential: str  # operations that cannot run side by side
     path: str  # the longest way between two positions
 
+    def beside(self, other: "Growth") -> "Growth":
+        """Of two mixers side by side."""
+        joins = ("{} + {}", "max({}, {})", "min({}, {})")
+        return Growth(*(a if a == b else join.format(a, b) for join, a, b in zip(joins, self, other, strict=True)))
+
 
 class Empty(NamedTuple):
     """The state of something that remembers nothing."""
@@ -42,6 +47,9 @@ class Mixer(nn.Module, Generic[S]):
     width:     channels in; out_width: channels out, the same unless said.
     streams:   False when the whole sequence is needed at once; then only `forward` is called.
     summary:   its last state is offered to the decoder when it stands in an encoder.
+    views:     it chooses among the layers of the encoder, which then hands over the output of each.
+    limit:     the longest sequence that it can take, None when there is none.
+    restarts:  counts places anew inside, so that the limits of what it is made of are not those of the sequence.
     examples:  arguments of the variants that the laws try; () means that the defaults are enough.
     """
 
@@ -49,6 +57,9 @@ class Mixer(nn.Module, Generic[S]):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     streams: bool = True
     summary: bool = False
+    views: bool = False
+    limit: int | None = None
+    restarts: bool = False
     width: int
 
     @property

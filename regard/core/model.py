@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from .context import Context, Memory, check_valid
 from .embed import Embed
 from .errors import UserError, nearest
 from .head import Head
-from .mixer import Cost
+from .mixer import Cost, Mixer
 from .norm import Norm
 from .parts import make, part
+from .passes import Pass
 from .pattern import Pattern
 from .position import Position
 from .stack import Stack
@@ -38,6 +40,7 @@ class Model(nn.Module):
     tie:     none; target: the head shares the decoder's embedding; source-target: both embeddings are one; all: both.
     encoder, decoder: tables for a Stack (depth, layer, norm, ...) when there are two; else those keys stand in [model].
     dropout: inherited by the embeds and the wirings.
+    passes:  what changes the model once it is built, in this order: names or tables, such as bitnet.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Model(nn.Module):
         tie: str = "none",
         encoder: dict | None = None,
         decoder: dict | None = None,
+        passes: list | None = None,
     ):
         super().__init__()
         if kind not in KINDS:
@@ -106,7 +110,14 @@ class Model(nn.Module):
             "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
         )
         self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
+        if kind != "encoder" and not self.head.streams:
+            raise UserError("looks ahead, and a decoder must not: choose another head, or kind 'encoder'", ("head",))
         self._tie(tie)
+        for index, spec in enumerate(passes or []):
+            try:
+                part(Pass, spec)(self)
+            except UserError as error:
+                raise UserError(error.message, ("passes", f"[{index}]", *error.path[1:])) from error.__cause__
 
     def _tie(self, tie: str) -> None:
         table = self.embed.table
@@ -119,12 +130,12 @@ class Model(nn.Module):
         if tie in ("target", "all"):
             self.head.share(table)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def limit(self) -> int | None:
         """The longest sequence that the decoder side's positions allow."""
         return _limit(self.embed, self.stack)
 
-    @property
+    @cached_property
     def source_limit(self) -> int | None:
         """The longest source that the encoder's positions allow."""
         return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
@@ -133,9 +144,11 @@ class Model(nn.Module):
         """source (batch, source time) -> what the decoder looks at."""
         if self.encoder is None or self.source_embed is None:
             raise UserError(f"a model of kind '{self.kind}' has no encoder to give a source to")
-        context = self._begin(source, valid, segments, None, None, self.source_limit)
-        x, finals = self.encoder.finish(self.source_embed(source, context), context)
-        return Memory(x, valid, finals)
+        extent = self.source_embed.extent(source)
+        context = self._begin(extent, source.device, valid, segments, None, None, self.source_limit)
+        views = any(m.views for m in self.stack.modules() if isinstance(m, Mixer))
+        x, finals, seen = self.encoder.finish(self.source_embed(source, context), context, views)
+        return Memory(x, valid, finals, seen)
 
     def forward(
         self,
@@ -148,7 +161,8 @@ class Model(nn.Module):
         segments: Tensor | None = None,
     ) -> Tensor:
         """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives."""
-        context = self._begin(tokens, valid, segments, self._memory(source, source_valid, memory), pattern, self.limit)
+        memory, extent = self._memory(source, source_valid, memory), self.embed.extent(tokens)
+        context = self._begin(extent, tokens.device, valid, segments, memory, pattern, self.limit)
         return self.head(self.hidden(tokens, context), context)
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
@@ -178,7 +192,7 @@ class Model(nn.Module):
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
-        batch, time = _batch_and_time(tokens)
+        batch, time = self.embed.extent(tokens)
         if state.lengths.shape[0] != batch:
             raise UserError(f"a state of {state.lengths.shape[0]} rows cannot go on with a batch of {batch}")
         if valid is not None:
@@ -202,27 +216,38 @@ class Model(nn.Module):
         return memory
 
     def _begin(
-        self, tokens: Tensor, valid: Any, segments: Any, memory: Any, pattern: Any, limit: int | None
+        self,
+        extent: tuple[int, int],
+        device: Any,
+        valid: Any,
+        segments: Any,
+        memory: Any,
+        pattern: Any,
+        limit: int | None,
     ) -> Context:
-        batch, time = _batch_and_time(tokens)
+        batch, time = extent
         pattern = None if pattern is None else part(Pattern, pattern)
         if valid is not None:
             check_valid(valid, batch, time)
         if limit is not None and time > limit:
             raise UserError(f"a sequence of {time} is longer than the {limit} positions that this model knows")
-        return Context.begin(batch, time, tokens.device, valid=valid, memory=memory, pattern=pattern, segments=segments)
+        return Context.begin(batch, time, device, valid=valid, memory=memory, pattern=pattern, segments=segments)
 
     def _can_step(self) -> None:
         if self.head.pools:
             raise UserError("this model's head answers once per sequence, so the model does not step; call it whole")
-        if not self.stack.streams:
+        if not self.stack.streams or not self.head.streams:
             raise UserError("this model looks ahead, so it does not step; call it on whole sequences")
 
 
 def _limit(*modules: nn.Module) -> int | None:
-    limits = [
-        m.limit for module in modules for m in module.modules() if isinstance(m, Position) and m.limit is not None
-    ]
+    limits, left = [], list(modules)
+    while left:
+        module = left.pop()
+        if isinstance(module, Position | Mixer) and module.limit is not None:
+            limits.append(module.limit)
+        if not (isinstance(module, Mixer) and module.restarts):
+            left += module.children()
     return min(limits, default=None)
 
 
@@ -232,9 +257,3 @@ def _pair(vocab: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
         raise UserError(f"vocab must be a whole number from 1 on, or a pair of them: source and target, not {vocab!r}")
     return pair[0], pair[1]
-
-
-def _batch_and_time(tokens: Tensor) -> tuple[int, int]:
-    if tokens.dim() < 2:
-        raise UserError(f"a batch has two dimensions, rows and time, not the shape {tuple(tokens.shape)}")
-    return tokens.shape[0], tokens.shape[1]

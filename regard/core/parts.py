@@ -19,7 +19,8 @@ from .errors import UserError, in_one_line, nearest, short
 
 T = TypeVar("T")
 
-BUILT_IN = Path(__file__).parent.parent / "parts"
+REGARD = Path(__file__).parent.parent
+BUILT_IN = REGARD / "parts"
 ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
 ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around
 SIZES = ("width", "depth", "heads", "kv_heads", "dim", "hidden", "vocab")
@@ -47,7 +48,7 @@ def add_folder(folder: str | Path) -> None:
 def folders(contract: type) -> list[Path]:
     """Where parts of this kind may be, regard's own first. A folder of the user's may hold all kinds side by side."""
     kinds: tuple[str, ...] = contract.folder  # type: ignore[attr-defined]
-    own = [BUILT_IN / name for name in kinds]
+    own = [REGARD / getattr(contract, "root", BUILT_IN.name) / name for name in kinds]
     return own + [place for root in added for place in (*(root / name for name in kinds), root)]
 
 
@@ -63,7 +64,7 @@ def files(contract: type) -> dict[str, Path]:
 def names(contract: type) -> list[str]:
     """The names that a recipe may use for this kind of part."""
     return sorted(
-        name for name, path in files(contract).items() if path.is_relative_to(BUILT_IN) or class_in(path, contract)
+        name for name, path in files(contract).items() if path.is_relative_to(REGARD) or class_in(path, contract)
     )
 
 
@@ -100,8 +101,8 @@ def _instead(path: Path) -> str:
 
 @cache
 def _load(path: Path) -> types.ModuleType:
-    if path.is_relative_to(BUILT_IN):
-        return importlib.import_module(".".join(("regard.parts", *path.relative_to(BUILT_IN).with_suffix("").parts)))
+    if path.is_relative_to(REGARD):
+        return importlib.import_module(".".join(("regard", *path.relative_to(REGARD).with_suffix("").parts)))
     name = f"regard_parts_of_user.{path.parent.name}_{path.stem}_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -181,7 +182,7 @@ def make(kind: type[T], given: dict[str, Any], inherited: dict[str, Any], name: 
     except Exception as error:  # from inside torch, or from a user's own part
         told = ", ".join(f"{key} = {value!r}" for key, value in given.items())
         path = Path(inspect.getfile(kind))
-        where = "" if path.is_relative_to(BUILT_IN.parent) else f" ({_where(path, error)})"
+        where = "" if path.is_relative_to(REGARD) else f" ({_where(path, error)})"
         raise UserError(
             f"{name} cannot be made{' with ' * bool(told)}{told}: {type(error).__name__}: {in_one_line(error)}{where}"
         ) from error
@@ -204,6 +205,11 @@ def fit(kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str 
             words = _words(hints.get(key))
             raise UserError(f"{name} needs '{key}'{f', {words}' if words else ''}")
     return arguments
+
+
+def takes(kind: type, argument: str) -> bool:
+    """Whether the constructor of a part has this argument."""
+    return argument in _parameters(kind)
 
 
 @cache

@@ -69,6 +69,22 @@ class Pattern:
         True when in doubt: what it refuses is dropped from the cache."""
         return torch.ones_like(key_at + now, dtype=torch.bool)
 
+    def kin(self, at: Tensor) -> Tensor | None:
+        """A number for each position: those that share it look at much the same keys, so that a kernel does well to
+        compare them together. None: neighbours do."""
+        return None
+
+    def edges(self, length: int) -> Tensor:
+        """(3, pairs): the sequence, query and key of every look among the first `length` positions, in any head.
+        The form of a graph, for mixers that work look by look; parts that hold a list give it."""
+        at = torch.arange(length, device="cpu")
+        found = [torch.empty(3, 0, dtype=torch.long, device="cpu")]
+        for queries in _pieces(at):
+            keys = _reach(self, at, queries)
+            row, query, key = _look(self, queries, keys).any(1).nonzero(as_tuple=True)
+            found.append(torch.stack((row, queries[query], keys[key])))
+        return torch.cat(found, 1)
+
     def __and__(self, other: Pattern) -> Pattern:
         return Both(self, other)
 
@@ -141,6 +157,15 @@ class Both(Pattern):
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return self.one.keeps(key_at, now) & self.two.keeps(key_at, now)
+
+    def edges(self, length: int) -> Tensor:
+        """Where one holds a list, the other is asked about the pairs of that list alone."""
+        for lists, other in ((self.one, self.two), (self.two, self.one)):
+            if type(lists).edges is not Pattern.edges and other.rows == 1:
+                row, query, key = lists.edges(length)
+                allowed = other.allows(query[None, None, :, None], key[None, None, :, None])
+                return torch.stack((row, query, key))[:, allowed.any(1).flatten()]
+        return super().edges(length)
 
     def __str__(self) -> str:
         left = f"({self.one})" if isinstance(self.one, Either) else str(self.one)

@@ -35,6 +35,10 @@ class Position(nn.Module):
         """On keys, before they are cached: k (batch, kv_heads, time, dim), at (batch or 1, time)."""
         return k
 
+    def value(self, v: Tensor, at: Tensor) -> Tensor:
+        """On values, before they are cached: v (batch, kv_heads, time, dim), at (batch or 1, time)."""
+        return v
+
     def probe(self, q: Tensor) -> Tensor:
         """The query that `bias` compares with places, where it `asks`: q (batch, heads, time, dim), the plain one."""
         return q
@@ -58,8 +62,13 @@ class Position(nn.Module):
         return 0
 
     def acts(self, place: str) -> bool:
-        """Whether this part does anything at `place`: embed, query, key, bias or read."""
+        """Whether this part does anything at `place`: embed, query, key, value, bias or read."""
         return getattr(type(self), place) is not getattr(Position, place)
+
+    def for_layer(self) -> "Position":
+        """What one more layer of a stack takes of the part that they share: the part itself, unless something in it is
+        each layer's own."""
+        return self
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from .context import Context
 from .errors import UserError
 from .mixer import Cost, Mixer
 from .norm import Norm
-from .parts import name_of, part
+from .parts import name_of, part, takes
 from .position import Position
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
@@ -153,14 +154,15 @@ class Stack(nn.Module):
             raise UserError(f"share must be 'none' or 'layers', not '{share}'")
         place = place or Place(decoder=depth)
         self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
-        place = Place(place.side, place.encoder, place.decoder, place.memory, self.position)
+        place = replace(place, position=self.position)
+        self.shared = place.shared
         made: list[Layer] = []
         for index in range(depth):
             kind = index % len(kinds)
             if share == "layers" and index >= len(kinds):
                 made.append(made[kind])
                 continue
-            inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": place}
+            inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": replace(place, index=index)}
             try:
                 made.append(_layer(kinds[kind], width, inherited))
             except UserError as error:
@@ -189,12 +191,14 @@ class Stack(nn.Module):
         for index, layer in enumerate(self._layers):
             for name, mixer in layer.branches.items():
                 if not mixer.streams:
-                    pattern = getattr(mixer, "pattern", None)
-                    why = f"pattern '{pattern}'" if pattern is not None else f"mixer '{name_of(mixer)}'"
+                    where = ("layer", f"[{index % self.kinds}]", name)
+                    if not takes(type(mixer), "pattern"):
+                        why = f"mixer '{name_of(mixer)}', as it is made here, looks ahead"
+                        raise UserError(f"{why}, and a decoder must not: choose one that streams", where)
                     raise UserError(
-                        f"{why} looks ahead, and a decoder must not: add 'causal &' to the pattern, or choose a mixer "
-                        "that streams",
-                        ("layer", f"[{index % self.kinds}]", name),
+                        f"pattern '{getattr(mixer, 'pattern', None)}' looks ahead, and a decoder must not: add "
+                        "'causal &' to the pattern, or choose a mixer that streams",
+                        where,
                     )
 
     @property
@@ -213,17 +217,21 @@ class Stack(nn.Module):
     def _recomputes(self) -> bool:
         return self.recompute and self.training and torch.is_grad_enabled()
 
-    def finish(self, x: Tensor, context: Context) -> tuple[Tensor, tuple]:
-        """As forward, with the last states of the mixers that offer a summary (an encoder's gift to its decoder)."""
-        if not any(mixer.summary for layer in self._layers for mixer in layer.mixers):
-            return self(x, context), ()
+    def finish(self, x: Tensor, context: Context, views: bool = False) -> tuple[Tensor, tuple, tuple[Tensor, ...]]:
+        """As forward, with the last states of the mixers that offer a summary (an encoder's gift to its decoder), and
+        with `views` also what the stack would give if it ended after each of its layers, the last one included."""
+        if not views and not any(mixer.summary for layer in self._layers for mixer in layer.mixers):
+            return self(x, context), (), ()
         finals: list = []
+        seen: list[Tensor] = []
         first = self._layers[0].wiring
         stream = first.enter(x)
         for layer in self._layers:
             stream, more = (Again(layer) if self._recomputes else layer).finish(stream, context)
             finals += more
-        return first.leave(stream, self.norm, context), tuple(finals)
+            if views:
+                seen.append(first.leave(stream, self.norm, context))
+        return seen[-1] if views else first.leave(stream, self.norm, context), tuple(finals), tuple(seen)
 
     def start(self, context: Context, capacity: int) -> tuple:
         return tuple(layer.start(context, capacity) for layer in self._layers)

@@ -1,7 +1,7 @@
 """The contract of how a layer's branches join the stream: pre-norm, post-norm, parallel, reversible."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ class Place:
     decoder: int = 1
     memory: int | None = None  # width of the encoder's output, when there is an encoder
     position: Position | None = None  # the stack's shared position, for parts that name theirs "shared"
+    index: int = 0  # which layer of its stack it is, counted from 0
+    shared: dict[Any, nn.Parameter] = field(default_factory=dict, compare=False)  # weights that all layers share
 
 
 class LayerLike(Protocol):

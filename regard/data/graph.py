@@ -6,6 +6,7 @@ cora.npz   edges (edges, 2)   labels (nodes,)   train_idx val_idx test_idx
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,17 +40,31 @@ class Graph:
     parts: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
+    def notes(self) -> list[str]:
+        """What a user may want to know."""
+        counts = ", ".join(f"{len(numbers):,} for {part}" for part, numbers in self.parts.items())
+        edges = self.pattern.edges(len(self.labels)).shape[1]
+        return [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
+
+    @property
+    def train(self) -> Nodes:
+        return Nodes(self, "train")
+
+    @property
+    def dev(self) -> Nodes | None:
+        return Nodes(self, "dev") if "dev" in self.parts else None
+
+    @property
+    def test(self) -> Nodes | None:
+        return Nodes(self, "test") if "test" in self.parts else None
+
+    @property
     def channels(self) -> int:
         return self.features.shape[1]
 
     @property
     def classes(self) -> int:
         return int(self.labels.max()) + 1
-
-
-def is_graph(path: str | Path | None) -> bool:
-    """Whether a graph is meant: an .npz file, or a folder with one."""
-    return path is not None and bool(_files(Path(path)))
 
 
 def open_graph(path: str | Path) -> Graph:
@@ -122,12 +137,13 @@ def _numbers(name: str, held: Mapping[str, np.ndarray], key: str, dims: int, bel
 
 
 class Nodes:
-    """A whole graph as a batch, asked for the class of some of its nodes: those of one part, in one batch."""
+    """A whole graph as a batch, asked for the class of some of its nodes: those of one part, all at once."""
 
-    def __init__(self, graph: Graph, part: str = "train"):
-        if part not in graph.parts:
-            raise UserError(f"{graph.name} says of no node that it is for {part}")
+    documents = False  # it is no text
+
+    def __init__(self, graph: Graph, part: str):
         self.graph, self.numbers = graph, graph.parts[part]
+        self.name = f"{graph.name}, {part}"
         whole = graph.features[None]
         self.features = whole.coalesce() if whole.is_sparse else whole
 
@@ -138,3 +154,16 @@ class Nodes:
         targets = torch.full_like(self.graph.labels, IGNORE)
         targets[numbers] = self.graph.labels[numbers]
         return Batch(self.features, targets[None], count=len(numbers), pattern=self.graph.pattern)
+
+    @property
+    def batch(self) -> Batch:
+        return self.make(self.numbers)
+
+    def digest(self) -> str:
+        """Of everything that is seen and asked."""
+        features, known = self.features, hashlib.sha256()
+        seen = (features.indices(), features.values()) if features.is_sparse else (features,)
+        edges = self.graph.pattern.edges(len(self.graph.labels))
+        for tensor in (*seen, edges, self.graph.labels, torch.from_numpy(self.numbers)):
+            known.update(tensor.contiguous().numpy().tobytes())
+        return known.hexdigest()

@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_quick": gelu_quick,
     "silu": F.silu,
+    "elu": F.elu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "identity": identity,

@@ -5,7 +5,8 @@ makes them again. With S = q k^T + bias and P = softmax(S):
 
     dv = P^T dy        dS = P * (dy v^T - dy . y)        dq = dS k        dk = dS^T q
 
-As in Dao et al. 2022, "FlashAttention", arXiv:2205.14135. Works with gradients on every device.
+Where the parts of a pattern are computed apart and joined, the log of the sum of exp(S) is told too, and its gradient
+is added to dS / P. As in Dao et al. 2022, "FlashAttention", arXiv:2205.14135. Works with gradients on every device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.core import Position, UserError
 
-from .layout import Look, outline, plan, share
+from .join import Part, join
+from .layout import Cover, Look, outline, plan, share
 from .see import See
 
 BLOCK = 128  # queries
@@ -47,22 +49,54 @@ def pays(q: Tensor, see: See, position: Position, drop: float) -> bool:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float, block: int = BLOCK
 ) -> Tensor:
+    return _weave([join(parts).y for parts in _heads(q, k, v, see, position, plain, drop, block)], q)
+
+
+def partly(
+    q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float, block: int = BLOCK
+) -> Part:
+    """One part of an attention over more than `see` allows, to be joined to the others."""
+    heads = [join(parts) for parts in _heads(q, k, v, see, position, plain, drop, block, alone=False)]
+    return Part(_weave([y for y, _ in heads], q), _weave([total for _, total in heads], q))
+
+
+def _heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    see: See,
+    position: Position,
+    plain: Tensor,
+    drop: float,
+    block: int,
+    alone: bool = True,
+) -> Iterator[list[Part]]:
+    """For each head of the pattern, what is to be joined; the totals only where there is something to join."""
     heads, seed = q.shape[1], int(torch.randint(1 << 62, ())) if drop else 0
     plans = plan(outline(see.pattern), q.shape[2], block, q.device)[:heads]
     own = len(plans)  # heads that differ: head h follows the pattern's head h % own
     if own > 1 and k.shape[1] != heads:
         k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
-    outputs = []
-    for first, looks in enumerate(plans):
+    learned = tuple(position.parameters()) if position.acts("bias") else ()
+    for first, covers in enumerate(plans):
         ours = slice(first, None, own)
-        job = Job(see, looks, position, heads, ours, drop, seed + first)
         chosen = (q, k, v) if own == 1 else (q[:, ours], k[:, ours], v[:, ours])
-        learned = tuple(position.parameters()) if position.acts("bias") else ()
-        outputs.append(Sparse.apply(job, *chosen, plain if position.asks else None, *learned))
+        parts = []
+        for among, looks in covers or [Cover(None, [])]:
+            there = see if among is None else see._replace(pattern=see.pattern & among)
+            job = Job(there, looks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
+            seed += 1
+            parts.append(Part(*Sparse.apply(job, *chosen, plain if position.asks else None, *learned)))
+        yield parts
+
+
+def _weave(heads: list[Tensor], q: Tensor) -> Tensor:
+    """(batch, heads, ...) from one for each head of the pattern, which goes round the heads."""
+    own = len(heads)
     if own == 1:
-        return outputs[0]
-    places = [head for first in range(own) for head in range(first, heads, own)]
-    return torch.cat(outputs, 1)[:, torch.tensor(places, device=q.device).argsort()]
+        return heads[0]
+    places = [head for first in range(own) for head in range(first, q.shape[1], own)]
+    return torch.cat(heads, 1)[:, torch.tensor(places, device=q.device).argsort()]
 
 
 class Job(NamedTuple):
@@ -75,8 +109,9 @@ class Job(NamedTuple):
     ours: slice  # those of this job
     drop: float
     seed: int
+    joined: bool  # the totals are wanted
 
-    def pieces(self, q: Tensor) -> Iterator[tuple[tuple[slice, slice, slice], Look]]:
+    def pieces(self, q: Tensor) -> Iterator[tuple[tuple[Any, ...], Look]]:
         """Where in q, and what is looked at from there; in the same order whenever asked."""
         for look in self.looks:
             hidden = self.hidden(look)
@@ -106,13 +141,18 @@ class Job(NamedTuple):
         bias = self.position.bias(*look.places(asked.device), asked)
         return None if bias is None else bias.expand(len(asked), self.heads, *look.shape)[:, self.ours]
 
-    def weigh(self, q: Tensor, k: Tensor, bias: Tensor | None, look: Look) -> Tensor:
-        """(rows, heads, queries, keys); zeros where there is nothing to see."""
+    def score(self, q: Tensor, k: Tensor, bias: Tensor | None, look: Look) -> Tensor:
+        """(rows, heads, queries, keys); minus infinity where a query may not look."""
         scores = spread(group(q, k) @ k.mT, q).to(torch.promote_types(q.dtype, torch.float32))
         if bias is not None:
             scores += bias
         assert look.hidden is not None
-        weights = torch.softmax(scores.masked_fill_(look.hidden, float("-inf")), -1)
+        return scores.masked_fill_(look.hidden, float("-inf"))
+
+    def weigh(self, scores: Tensor, look: Look) -> Tensor:
+        """Zeros where there is nothing to see."""
+        assert look.hidden is not None
+        weights = torch.softmax(scores, -1)
         lost = look.hidden.all(-1, keepdim=True)
         return weights.masked_fill_(lost, 0.0) if bool(lost.any()) else weights
 
@@ -127,35 +167,44 @@ class Sparse(torch.autograd.Function):
     """Attention over the pieces of a job; nothing of the size of the weights outlives its piece."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, plain: Tensor | None, *learned: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, plain: Tensor | None, *learned: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.job, ctx.learned = job, learned
         y = q.new_zeros(*q.shape[:3], v.shape[3])
+        exact = torch.promote_types(q.dtype, torch.float32)
+        total = torch.full(q.shape[:3], float("-inf"), dtype=exact, device=q.device) if job.joined else None
         chance = torch.Generator(q.device).manual_seed(job.seed)
         with torch.autocast(q.device.type, enabled=False):
             for here, look in job.pieces(q):
                 keys, values = pick(k, here, look), pick(v, here, look)
                 bias = job.bias((q if plain is None else plain)[here], look)
-                weights = job.weigh(q[here], keys, bias, look)
+                scores = job.score(q[here], keys, bias, look)
+                if total is not None:
+                    total[here] = scores.logsumexp(-1)
+                weights = job.weigh(scores, look)
                 kept = job.kept(weights, chance)
                 if kept is not None:
                     weights *= kept
                 y[here] = spread(group(weights.to(v.dtype), v) @ values, q[here])
         ctx.save_for_backward(q, k, v, y, plain)
-        return y
+        return y, total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, d_total: Tensor | None) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         q, k, v, y, plain = ctx.saved_tensors
         exact = torch.promote_types(q.dtype, torch.float32)  # for sums over many blocks
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
         told = (dy.to(exact) * y).sum(-1, keepdim=True)  # (batch, heads, n, 1)
+        if d_total is not None:
+            told -= d_total[..., None]
         bias = Bias(job, q, plain, ctx.learned)
         chance = torch.Generator(q.device).manual_seed(job.seed)
         for here, look in job.pieces(q):
             q_here, dy_here, keys, values = q[here], dy[here], pick(k, here, look), pick(v, here, look)
-            weights = job.weigh(q_here, keys, bias.at(here, look), look)
+            weights = job.weigh(job.score(q_here, keys, bias.at(here, look), look), look)
             kept = job.kept(weights, chance)
 
             read = weights if kept is None else weights * kept
@@ -183,13 +232,13 @@ class Bias:
         self.d_learned = [torch.zeros_like(t) if t.requires_grad else None for t in learned]
         self.made: Tensor | None = None
 
-    def at(self, here: tuple[slice, ...], look: Look) -> Tensor | None:
+    def at(self, here: tuple[Any, ...], look: Look) -> Tensor | None:
         with torch.enable_grad():
             self.asked = (self.q if self.plain is None else self.plain)[here].detach().requires_grad_()
             self.made = self.job.bias(self.asked, look)
         return None if self.made is None else self.made.detach()
 
-    def back(self, d_scores: Tensor, here: tuple[slice, ...]) -> None:
+    def back(self, d_scores: Tensor, here: tuple[Any, ...]) -> None:
         if self.made is None or not self.made.requires_grad:
             return
         d_scores = d_scores.to(self.made.dtype)
@@ -201,13 +250,13 @@ class Bias:
                 total += more
 
 
-def pick(k: Tensor, here: tuple[slice, ...], look: Look) -> Tensor:
+def pick(k: Tensor, here: tuple[Any, ...], look: Look) -> Tensor:
     """The keys or values (rows, kv_heads, keys, dim) of a piece."""
     k = k[here[0]]
     return k[:, :, look.keys] if isinstance(look.keys, slice) else k.index_select(2, look.keys)
 
 
-def put(dk: Tensor, here: tuple[slice, ...], look: Look, more: Tensor) -> None:
+def put(dk: Tensor, here: tuple[Any, ...], look: Look, more: Tensor) -> None:
     """Add to the gradient what a piece gives."""
     dk = dk[here[0]]
     if isinstance(look.keys, slice):

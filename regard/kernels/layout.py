@@ -1,12 +1,14 @@
 """Which keys each block of queries needs, derived from a pattern's `allows` alone.
 
-For `causal & window(256)` a block of 128 queries needs 383 keys, however long the sequence. What is derived for a
-power of two is remembered and serves every shorter sequence; no more than one block's pairs exist at a time.
+For `causal & window(256)` a block of 128 queries needs 383 keys, however long the sequence. Where a pattern says who
+are kin, as `stride(128)` does of every 128th place, blocks of kin are compared with their kin and blocks of neighbours
+with the rest, if that is less work: each pair once. What is derived for a power of two is remembered and serves every
+shorter sequence; no more than one block's pairs exist at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,37 +19,28 @@ from regard.core import Pattern
 from regard.core.pattern import Both, Either, roof
 
 REMEMBERED = 1 << 24  # pairs of a plan whose masks are kept; the others are made again when they are wanted
+JOINING = 0.2  # of the work of a cover, what it takes to join it to others
 
 
 class Look(NamedTuple):
     """A block of queries and the keys that some of them may see."""
 
-    queries: slice
+    queries: slice | Tensor  # ascending
     keys: slice | Tensor  # ascending
     hidden: Tensor | None  # (rows or 1, heads or 1, queries, keys), True where a query may not look; None: not known
 
     @property
     def shape(self) -> tuple[int, int]:
         """Queries, keys."""
-        keys = self.keys.stop - self.keys.start if isinstance(self.keys, slice) else len(self.keys)
-        return self.queries.stop - self.queries.start, keys
+        return _count(self.queries), _count(self.keys)
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """(1, 1, queries, 1) and (1, 1, 1, keys), as patterns and positions want them."""
-        query_at = torch.arange(self.queries.start, self.queries.stop, device=device)
-        key_at = self.keys
-        if isinstance(key_at, slice):
-            key_at = torch.arange(key_at.start, key_at.stop, device=device)
-        return query_at[None, None, :, None], key_at[None, None, None, :]
+        return _numbers(self.queries, device)[None, None, :, None], _numbers(self.keys, device)[None, None, None, :]
 
     def cut(self, length: int) -> Look:
         """The same in a sequence that ends at `length`."""
-        queries, keys = slice(self.queries.start, min(self.queries.stop, length)), self.keys
-        if isinstance(keys, slice):
-            keys = slice(min(keys.start, length), min(keys.stop, length))
-        elif keys[-1] >= length:
-            keys = shorten(keys[keys < length])
-        look = Look(queries, keys, None)
+        look = Look(_cut(self.queries, length), _cut(self.keys, length), None)
         n, m = look.shape
         return look if self.hidden is None else look._replace(hidden=self.hidden[..., :n, :m])
 
@@ -57,16 +50,51 @@ class Look(NamedTuple):
         seen = ~self.hidden.flatten(0, 2).all(0)
         if bool(seen.all()):
             return self
-        keys = self.places(seen.device)[1].flatten()[seen]
+        keys = _numbers(self.keys, seen.device)[seen]
         return Look(self.queries, shorten(keys), self.hidden[..., seen])
 
 
-def shorten(keys: Tensor) -> slice | Tensor:
+def _count(at: slice | Tensor) -> int:
+    return at.stop - at.start if isinstance(at, slice) else len(at)
+
+
+def _numbers(at: slice | Tensor, device: torch.device) -> Tensor:
+    return torch.arange(at.start, at.stop, device=device) if isinstance(at, slice) else at
+
+
+def _cut(at: slice | Tensor, length: int) -> slice | Tensor:
+    if isinstance(at, slice):
+        return slice(min(at.start, length), min(at.stop, length))
+    return shorten(at[at < length]) if at[-1] >= length else at
+
+
+def shorten(at: Tensor) -> slice | Tensor:
     """Ascending positions, as a slice where nothing is missing between them: a slice needs no copies."""
-    if not len(keys):
+    if not len(at):
         return slice(0, 0)
-    first, last = int(keys[0]), int(keys[-1])
-    return slice(first, last + 1) if last - first + 1 == len(keys) else keys
+    first, last = int(at[0]), int(at[-1])
+    return slice(first, last + 1) if last - first + 1 == len(at) else at
+
+
+@dataclass(frozen=True)
+class Kin(Pattern):
+    """Those that a pattern says to look at much the same."""
+
+    of: Pattern
+
+    def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        return self.of.kin(query_at) == self.of.kin(key_at)
+
+
+class Cover(NamedTuple):
+    """Looks in which every query stands at most once."""
+
+    among: Pattern | None  # the pairs that these looks are about; None: all
+    looks: list[Look]
+
+    @property
+    def pairs(self) -> int:
+        return sum(n * m for n, m in (look.shape for look in self.looks))
 
 
 def outline(pattern: Pattern) -> Pattern | None:
@@ -82,49 +110,96 @@ def outline(pattern: Pattern) -> Pattern | None:
     return None
 
 
-def plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Look]]:
-    """For each head of the pattern, what every block of queries looks at. None: at everything."""
-    return [
-        [look.cut(length) for look in looks if look.queries.start < length]
-        for looks in _plan(pattern, roof(length), block, device)
-    ]
+def plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Cover]]:
+    """For each head of the pattern, what every block of queries looks at: covers that share no pair. None: at
+    everything."""
+    plans = _plan(pattern, roof(length), block, device)
+    return [[_shorter(cover, length) for cover in covers] for covers in plans]
+
+
+def _shorter(cover: Cover, length: int) -> Cover:
+    looks = [look.cut(length) for look in cover.looks]
+    return cover._replace(looks=[look for look in looks if look.shape[0]])
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # it will be met again in training
-def _plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Look]]:
-    plans: list[list[Look]] = [[] for _ in range(1 if pattern is None else pattern.heads)]
+def _plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Cover]]:
+    """The least work for each head: neighbours together, or kin with kin and neighbours for the rest."""
     at = torch.arange(length, device=device)
-    left = REMEMBERED
-    for begin in range(0, length, block):
-        queries = slice(begin, min(begin + block, length))
-        for looks, (keys, hidden) in zip(plans, _looks(pattern, at[queries], at), strict=True):
-            if looks and looks[-1].hidden is not None and torch.equal(looks[-1].hidden, hidden):
-                hidden = looks[-1].hidden  # in a window, every block is like its neighbour
-            else:
-                left -= hidden.numel()
-            looks.append(Look(queries, keys, hidden if left >= 0 else None))
+    kinds = [Kin(kind) for kind in _tell_kin(pattern)]
+    alone, *rests = _neighbours(pattern, kinds, at, block)
+    ways = [[alone], *([_kindred(pattern, kin, at, block), rest] for kin, rest in zip(kinds, rests, strict=True))]
+    plans = []
+    for head in range(len(ways[0][0])):
+        choices = [[covers[head] for covers in way if covers[head].pairs] for way in ways]
+        plans.append(
+            min(choices, key=lambda covers: sum(cover.pairs for cover in covers) * (1 + JOINING * len(covers)))
+        )
     return plans
 
 
-def _looks(pattern: Pattern | None, queries: Tensor, at: Tensor) -> Iterator[tuple[slice | Tensor, Tensor]]:
-    """For each head of the pattern, the keys that some of these queries see, and from whom each is hidden."""
+def _tell_kin(pattern: Pattern | None) -> list[Pattern]:
+    """The patterns in it that know who their kin are, each once."""
     if pattern is None:
-        yield shorten(at), torch.zeros(1, 1, len(queries), len(at), dtype=torch.bool, device=at.device)
-        return
+        return []
+    inner = [kind for part in pattern.inner for kind in _tell_kin(part)]
+    return list(dict.fromkeys(([pattern] if type(pattern).kin is not Pattern.kin else []) + inner))
+
+
+class Draft:
+    """Covers that grow, one for each head; masks are kept while there is room."""
+
+    def __init__(self, pattern: Pattern | None, among: Pattern | None):
+        self.covers = [Cover(among, []) for _ in range(1 if pattern is None else pattern.heads)]
+        self.left = REMEMBERED
+
+    def add(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> None:
+        """allowed (heads, queries, keys)"""
+        for (_, looks), head in zip(self.covers, allowed, strict=True):
+            seen = head.any(0)
+            hidden = ~head[None, None, :, seen]
+            if looks and looks[-1].hidden is not None and torch.equal(looks[-1].hidden, hidden):
+                hidden = looks[-1].hidden  # in a window, every block is like its neighbour
+            else:
+                self.left -= hidden.numel()
+            looks.append(Look(shorten(queries), shorten(keys[seen]), hidden if self.left >= 0 else None))
+
+
+def _neighbours(pattern: Pattern | None, kinds: list[Kin], at: Tensor, block: int) -> list[list[Cover]]:
+    """Blocks of neighbours: with all that they see, and for each kind of kin with those that are none."""
+    drafts = [Draft(pattern, among) for among in (None, *(~kin for kin in kinds))]
+    for queries in at.split(block):
+        keys, allowed = _see(pattern, queries, at)
+        drafts[0].add(queries, keys, allowed)
+        for kin, draft in zip(kinds, drafts[1:], strict=True):
+            draft.add(queries, keys, allowed & ~kin.allows(queries[:, None], keys))
+    return [draft.covers for draft in drafts]
+
+
+def _kindred(pattern: Pattern, kin: Kin, at: Tensor, block: int) -> list[Cover]:
+    """Blocks of kin, with their kin."""
+    draft, number = Draft(pattern, kin), kin.of.kin(at)
+    for queries in number.argsort(stable=True).split(block):
+        queries = queries.sort().values
+        keys, allowed = _see(pattern & kin, queries, at[torch.isin(number, number[queries])])
+        draft.add(queries, keys, allowed)
+    return draft.covers
+
+
+def _see(pattern: Pattern | None, queries: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys out of `at` that these queries may see, and few others; and who sees which, (heads, queries, keys)."""
+    if pattern is None:
+        return at, torch.ones(1, len(queries), len(at), dtype=torch.bool, device=at.device)
     if pattern.causal:
-        at = at[: int(queries[-1]) + 1]
+        at = at[at <= queries[-1]]
     at = at[pattern.keeps(at, queries[0])]
     allowed = pattern.allows(queries[None, None, :, None], at[None, None, None, :])
-    allowed = allowed.expand(-1, pattern.heads, len(queries), len(at))
-    for head in allowed[0]:
-        seen = head.any(0)
-        yield shorten(at[seen]), ~head[None, None, :, seen]
+    return at, allowed.expand(-1, pattern.heads, len(queries), len(at))[0]
 
 
 @lru_cache(maxsize=1024)
 def share(pattern: Pattern, length: int, block: int, device: torch.device) -> float:
     """Of all pairs of a query and a key, those that are computed."""
     plans = plan(pattern, length, block, device)
-    looked = [look.shape for looks in plans for look in looks]
-    return sum(n * m for n, m in looked) / (len(plans) * length**2)
+    return sum(cover.pairs for covers in plans for cover in covers) / (len(plans) * length**2)

@@ -92,6 +92,7 @@ class Picture:
     spent: list[Spent]
     grows: list[Grows]
     patterns: dict[str, list[str]] = field(default_factory=dict)  # by pattern, the places where it is used
+    passes: list[str] = field(default_factory=list)  # what changed it once it was built
 
 
 def describe(model: Model) -> Picture:
@@ -114,6 +115,7 @@ def describe(model: Model) -> Picture:
         recipe.get("title", "Untitled"), recipe.get("year"), recipe.get("paper", ""), recipe.get("idea", ""),
         model.kind, model.width, [model.source_vocab, model.vocab], count(model),
         _towers(model), head, model.head.pools, [spent(model, length) for length in LENGTHS], grows(model), patterns,
+        [_said(spec) for spec in recipe["model"].get("passes", [])],
     )  # fmt: skip
 
 
@@ -204,9 +206,11 @@ def _given(spec: Any, told: dict[str, Any] | None = None) -> str:
 
 
 def _said(value: Any) -> str:
-    if isinstance(value, dict) and "part" in value:
+    if isinstance(value, dict):
         inner = ", ".join(f"{key} {_said(each)}" for key, each in value.items() if key != "part")
-        return f"{value['part']}({inner})" if inner else str(value["part"])
+        return f"{value.get('part', '')}({inner})" if inner else str(value.get("part", "()"))
+    if isinstance(value, list):
+        return f"[{', '.join(_said(each) for each in value)}]"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

@@ -31,7 +31,8 @@ def heading(picture: Picture) -> str:
     """What it is, in one line."""
     source, target = picture.vocab
     vocab = f"{target:,}" if source == target else f"{source:,} and {target:,}"
-    return f"{picture.kind} · {amount(picture.parameters)} parameters · width {picture.width:,} · vocabulary {vocab}"
+    size = f"{amount(picture.parameters)} parameters · width {picture.width:,} · vocabulary {vocab}"
+    return " · ".join([picture.kind, size, *(f"pass {name}" for name in picture.passes)])
 
 
 def text(picture: Picture, width: int = 100) -> str:

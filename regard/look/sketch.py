@@ -62,8 +62,8 @@ def parameters(recipe: Recipe) -> int:
     stacks = [model.encoder, model.stack] if model.encoder is not None else [model.stack]
     total = count(model)
     for stack, is_shared in zip(stacks, shared, strict=True):
-        if any(mixer.out_width != mixer.width for layer in stack._layers for mixer in layer.mixers):
-            return count(sketch(recipe))  # a layer's width depends on the one before it
+        if stack.shared or any(mixer.out_width != mixer.width for layer in stack._layers for mixer in layer.mixers):
+            return count(sketch(recipe))  # layers have weights in common, or a width depends on the one before it
         if not is_shared:
             kinds = stack._layers[: stack.kinds]
             own = [count(stack.position, layer) - count(stack.position) for layer in kinds]

@@ -19,7 +19,7 @@ import torch
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
-from regard.data import Corpus, Feed, open_corpus, overlap
+from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
 from regard.label import Labeller
 from regard.run import Run, about, tokenizers
@@ -116,11 +116,7 @@ class Prepared:
             raise UserError(f"there is no device '{job.device}' here: {in_one_line(error)}") from None
 
     def _open(self) -> Corpus:
-        job = self.job
-        corpus = open_corpus(
-            job.data, job.source, job.target, job.dev, job.test, job.columns, self.task.reads, job.bad_lines,
-            self.settings.seed, tick=lambda n: self.tick("reading", n),
-        )  # fmt: skip
+        corpus = self.task.open(lambda n: self.tick("reading", n))
         for note in corpus.notes:
             self.say(note)
         if corpus.dev is None:
@@ -136,6 +132,8 @@ class Prepared:
 
     def _take_tokenizers(self) -> None:
         assert self.told is not None
+        if self.told.get("tokenizers") == []:
+            return
         self.task.source, self.task.target = both = tokenizers(self.folder)
         if [one.hash() for one in both] != self.told.get("tokenizers"):
             raise UserError(f"{short(self.folder)}: the tokenizer is not the one that this run began with")
@@ -154,12 +152,12 @@ class Prepared:
         if self.told:
             told = self.told | {"sessions": [*self.told.get("sessions", []), session()]}
         else:
-            source, target = self.task.source, self.task.target
-            names = ("tokenizer",) if source is target else ("source.tokenizer", "target.tokenizer")
-            for name, tokenizer in zip(names, (source, target), strict=False):
+            both = self.task.tokenizers
+            names = ("tokenizer",) if both and both[0] is both[1] else ("source.tokenizer", "target.tokenizer")
+            for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             told = {"job": asdict(self.job), "documents": self.corpus.train.documents}
-            told |= {"tokenizers": [source.hash(), target.hash()]}
+            told |= {"tokenizers": [one.hash() for one in both]}
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             told |= {"parameters": sum(p.numel() for p in self.model.parameters()), "sessions": [session()]}
         put(self.folder / "recipe.toml", tomli_w.dumps(self.recipe | {"train": self.settings.table()}))

@@ -3,6 +3,7 @@
 Pairs    source and target, an encoder-decoder
 Text     a text that goes on, a decoder
 Labels   texts with a label each, an encoder
+GraphNodes  a graph whose nodes have classes, an encoder
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from regard.data import (
     Tokenizer,
     Windows,
     once,
+    open_corpus,
     prepare,
     prepare_text,
 )  # fmt: skip
+from regard.data.graph import open_graph
 from regard.evaluate import gather
 from regard.label import Labeller
+from regard.nodes import NodeLabeller
 from regard.run import Run
 
+from .checkpoint import put
 from .dev import FORCED, Dev, windows
 from .learner import Objective
 from .objectives.classify import Classify
 from .objectives.next_token import NextToken
+from .objectives.nodes import Nodes, measured
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -78,6 +84,19 @@ class Task:
         """For metrics, the one that decides what is best among them."""
         measures.check(names, (*self.forced, *self.answered))
         self.metrics = list(dict.fromkeys(name for name in names if name not in self.forced))
+
+    def open(self, tick: Callable[[int], None]) -> Corpus:
+        """What there is to learn from."""
+        job = self.job
+        return open_corpus(
+            job.data, job.source, job.target, job.dev, job.test, job.columns, self.reads, job.bad_lines,
+            self.settings.seed, tick=tick,
+        )  # fmt: skip
+
+    @property
+    def tokenizers(self) -> list[Tokenizer]:
+        """The source's and the target's."""
+        return [self.source, self.target]
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         """Tokenizers, from the training part."""
@@ -215,11 +234,60 @@ class Labels(Task):
         return Labeller(model, self.source, self.target, folder)
 
 
+class GraphNodes(Task):
+    reads = "graph"
+    forced = ("loss", "accuracy")
+    files = "graph"
+
+    @property
+    def tokenizers(self) -> list[Tokenizer]:
+        return []
+
+    def open(self, tick: Callable[[int], None]) -> Any:
+        job = self.job
+        for name in ("source", "target", "dev", "test", "columns", "tokenizer"):
+            if getattr(job, name) is not None:
+                raise UserError(f"a graph says by itself what is what, so there is no {name} to give")
+        if job.data is None:
+            raise UserError("which graph? Give data=, an .npz file or a folder with one")
+        self.graph = open_graph(job.data)
+        return self.graph
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        """A graph has no tokens."""
+
+    def complete(self, recipe: dict[str, Any]) -> None:
+        recipe["vocab"] = self.graph.channels
+        head = recipe["model"].get("head", "tag")
+        recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.graph.classes}
+
+    def objective(self) -> Objective:
+        return Nodes(self.settings.smoothing)
+
+    def batches(self, model: Model, corpus: Any, say: Say, tick: Tick) -> Any:
+        return self._noted(corpus.train, "train.graph")
+
+    def dev(self, model: Model, lines: Any) -> Any:
+        batch = self._noted(lines, "dev.graph").batch.to(next(model.parameters()).device)
+        return lambda model: measured(model, batch)
+
+    def _noted(self, nodes: Any, name: str) -> Any:
+        """What is seen and asked is the same in a run that goes on."""
+        self.data("").mkdir(parents=True, exist_ok=True)
+        put(self.data(name), nodes.digest())
+        return nodes
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
+        return NodeLabeller(model, folder)
+
+
 def task_of(recipe: dict[str, Any], name: str) -> type[Task]:
     """By the recipe's objective and kind."""
     objective, kind = recipe.get("objective", {}).get("part", "next_token"), recipe["model"].get("kind")
     if objective == "classify":
         return Labels
+    if objective == "nodes":
+        return GraphNodes
     if objective != "next_token" or kind == "encoder":
         raise UserError(f"recipe '{name}' has the objective '{objective}', which cannot be trained yet")
     return Pairs if kind == "encoder-decoder" else Text

@@ -22,6 +22,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from regard.core import Context, Memory, Mixer
+from regard.core.stack import Stack
+
 from .laws import Finding
 
 HERE = Path(__file__).parent.parent.parent / "tests"
@@ -53,6 +56,20 @@ def cases() -> dict[str, Callable[[Golden], list[Finding]]]:
             spec.loader.exec_module(sys.modules[name])
         made |= sys.modules[name].CASES
     return made
+
+
+def in_steps(layers: Stack | Mixer, x: Tensor, memory: Memory | None = None) -> Tensor:
+    """What layers give for x (batch, time, width) in steps of 1, 2, 3, ... positions, to be compared as well."""
+    batch, time = x.shape[:2]
+    outputs, done = [], 0
+    with torch.no_grad():
+        state = layers.start(Context.begin(batch, 0, memory=memory), time)
+        while done < time:
+            new = x[:, done : done + len(outputs) + 1]
+            y, state = layers.step(new, state, Context.after(torch.full((batch,), done), new.shape[1]))
+            outputs.append(y)
+            done += new.shape[1]
+    return torch.cat(outputs, 1)
 
 
 class Golden:

@@ -49,11 +49,12 @@ class Subject:
     @property
     def streams(self) -> bool:
         stack = self.module.stack if self.is_model else self.module  # type: ignore[union-attr]
-        return stack.streams and not (self.is_model and self.module.head.pools)  # type: ignore[union-attr]
+        head = self.module.head if self.is_model else None  # type: ignore[union-attr]
+        return stack.streams and (head is None or (head.streams and not head.pools))  # type: ignore[union-attr]
 
     def inputs(self, batch: int, time: int) -> Tensor:
         if self.is_model:
-            return torch.randint(self.module.vocab, (batch, time))  # type: ignore[arg-type]
+            return self.module.embed.draw(batch, time)  # type: ignore[operator,union-attr]
         return torch.randn(batch, time, self.module.width, dtype=torch.float64)  # type: ignore[arg-type]
 
     def memory(self, batch: int) -> Memory | None:
@@ -63,7 +64,8 @@ class Subject:
         valid = torch.arange(self.source)[None] < lengths[:, None]
         if not self.is_model:
             place = getattr(self.module, "memory_width", self.module.width)
-            return Memory(torch.randn(batch, self.source, place, dtype=torch.float64), valid)  # type: ignore[arg-type]
+            x = torch.randn(batch, self.source, place, dtype=torch.float64)  # type: ignore[arg-type]
+            return Memory(x, valid, views=(x,))
         if self.module.encoder is None:  # type: ignore[union-attr]
             return None
         source = torch.randint(self.module.source_vocab, (batch, self.source))  # type: ignore[arg-type]

@@ -142,7 +142,8 @@ def _around(contract: type, spec: Any) -> Recipe:
     elif contract is Norm:
         layer["wiring"], model["norm"] = {"part": "pre", "norm": spec}, spec
     elif contract is Head:
-        model |= {"head": spec, "kind": "encoder" if find(Head, spec["part"]).pools else "decoder"}
+        kind = find(Head, spec["part"])
+        model |= {"head": spec, "kind": "encoder" if kind.pools or not kind.streams else "decoder"}
     elif contract is Score:
         mixer["score"] = spec
     else:

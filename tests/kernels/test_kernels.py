@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Pattern, Position, Score, Tap, UserError, part
 from regard.kernels import Attend, See, blocks, layout, reference, sdpa
+from regard.kernels.join import join
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.patterns.segment import Segment
 
@@ -22,6 +23,8 @@ PATTERNS = (
     "causal & fixed(8, 2)",
     "causal & heads(window(3), stride(4), everything)",
     "causal & fixed(6, 1, 2)",
+    "causal & (window(6) | stride(9))",  # in two parts, joined
+    "dilated(4, 5) & ~window(1)",  # so that some see nothing in one part or in both
     "causal & ~window(4)",  # the first queries have nothing to see
 )
 LENGTHS = (1, 7, 37, 130, 257)
@@ -209,8 +212,8 @@ def test_masks_made_again(monkeypatch):
     """A plan that is too large to be remembered whole gives the same."""
     monkeypatch.setattr(layout, "REMEMBERED", 300)
     layout._plan.cache_clear()
-    for pattern in ("causal & heads(window(3), stride(4))", "window(5) | global_tokens(1)"):
-        assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][-1].hidden is None
+    for pattern in ("causal & heads(window(3), stride(4))", "window(5) | global_tokens(1)", "window(4) | stride(5)"):
+        assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][0].looks[-1].hidden is None
         check(Case(pattern, 37, kv_heads=2).pad(37, 9), blocks, block=8)
     layout._plan.cache_clear()
 
@@ -277,10 +280,10 @@ class Spy(Pattern):
 def test_plan_is_made_in_pieces_and_once():
     spy = Spy(5)
     device = torch.device("cpu")
-    (looks,) = layout.plan(spy, 1000, 16, device)
+    (((_, looks),),) = layout.plan(spy, 1000, 16, device)
     assert max(Spy.asked) <= 16 * 1024
     times = len(Spy.asked)
-    assert [look.shape for look in layout.plan(spy, 990, 16, device)[0][:62]] == [
+    assert [look.shape for look in layout.plan(spy, 990, 16, device)[0][0].looks[:62]] == [
         *[look.shape for look in looks[:61]],
         (14, 18),
     ]
@@ -288,6 +291,52 @@ def test_plan_is_made_in_pieces_and_once():
     assert looks[5].keys == slice(76, 100)
     assert looks[6].hidden.data_ptr() == looks[5].hidden.data_ptr()  # what is alike is kept once
     assert layout.share(spy, 1000, 16, device) == pytest.approx(0.024, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [
+        ("causal & stride(128)", 128),
+        ("causal & (window(128) | stride(128))", 128 + 255),
+        ("causal & dilated(64, 16)", 192),
+        ("dilated(100, 7)", 328),
+        ("causal & fixed(128, 1)", 256),
+    ],
+)
+def test_kin_are_compared_together(pattern, most):
+    """What is far but regular costs what it should: so many keys per query at 4096, whatever order they stand in."""
+    plans = layout.plan(part(Pattern, pattern), 4096, 128, torch.device("cpu"))
+    assert sum(cover.pairs for covers in plans for cover in covers) / 4096 <= most
+
+
+def test_covers_share_no_pair():
+    for pattern in ("causal & (window(6) | stride(9) | dilated(3, 4))", "window(3) | stride(5)"):
+        seen = torch.zeros(301, 301, dtype=torch.long)
+        ((*covers,),) = layout.plan(part(Pattern, pattern), 301, 16, torch.device("cpu"))
+        assert len(covers) == 2
+        for _, looks in covers:
+            for look in looks:
+                queries, keys = (at.flatten() for at in look.places(torch.device("cpu")))
+                seen[queries[:, None], keys] += ~look.hidden[0, 0]
+        assert torch.equal(seen, part(Pattern, pattern).mask(301)[0].long())
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_joined_parts(learned):
+    """As often as a key stands in a part, so often it counts; a query without a key in any part reads nothing."""
+    case = Case("causal", 37)
+    sees = [case.see._replace(pattern=part(Pattern, text)) for text in ("causal & window(5) & ~window(1)", "stride(4)")]
+    sees.append(case.see._replace(pattern=part(Pattern, "causal & ~everything")))
+    tensors = [t.requires_grad_() for t in (case.q, case.k, case.v)]
+    parts = [blocks.partly(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
+    y = join(parts, learned).y
+    counts = sum(see.pattern.mask(37)[0].double() for see in sees)
+    want = (case.q @ case.k.mT + counts.log()).softmax(-1) @ case.v
+    assert torch.allclose(y, want, rtol=1e-10, atol=1e-11)
+    ours, theirs = (torch.autograd.grad(out.sin().sum(), tensors) for out in (y, want))
+    same = [torch.allclose(one, two, rtol=1e-9, atol=1e-10) for one, two in zip(ours, theirs, strict=True)]
+    assert same == [learned, learned, True]  # values are read alike, whatever the shares learn
+    assert not join(parts[2:] * 2).y.any()
 
 
 def test_exchanged_weights_are_refused():

@@ -11,7 +11,7 @@ from regard.core import Mixer, Place, part
 from regard.core import context as contexts
 from regard.core import pattern as patterns
 from regard.core.pattern import Slots
-from regard.parts.mixers import attention
+from regard.kernels import multihead
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
 from regard.verify import laws
@@ -39,8 +39,8 @@ def broken(mixer: Mixer) -> set[str]:
 
 def cache_off_by_one(patch):
     """Every key lands one slot too far."""
-    real = attention.write
-    patch.setattr(attention, "write", lambda cache, slot, new: real(cache, (slot + 1) % cache.shape[1], new))
+    real = multihead.write
+    patch.setattr(multihead, "write", lambda cache, slot, new: real(cache, (slot + 1) % cache.shape[1], new))
 
 
 def mask_off_by_one(patch):
@@ -51,18 +51,18 @@ def mask_off_by_one(patch):
 def eviction_off_by_one(patch):
     """The cache drops a key one position too early, and chunks are one."""
     patch.setattr(Window, "keeps", lambda self, key_at, now: now - key_at < self.size - 1)
-    patch.setattr(attention, "CHUNK", 1)
+    patch.setattr(multihead, "CHUNK", 1)
 
 
 def swapped_axis(patch):
     """Heads and channels of the keys are taken in the wrong order when stepping."""
-    real = attention.Attention._step
+    real = multihead.MultiHead._step
 
     def step(self, x, state, context):
         y, after = real(self, x, state, context)
         return y, after._replace(keys=after.keys.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2))
 
-    patch.setattr(attention.Attention, "_step", step)
+    patch.setattr(multihead.MultiHead, "_step", step)
 
 
 def stale_position(patch):
@@ -77,9 +77,9 @@ def stale_position(patch):
 
 def padding_written(patch):
     """Columns that are not real are cached as if they were."""
-    real = attention.Attention._step
+    real = multihead.MultiHead._step
     patch.setattr(
-        attention.Attention,
+        multihead.MultiHead,
         "_step",
         lambda self, x, state, context: real(self, x, state, contexts.Context(context.positions)),
     )
@@ -87,13 +87,13 @@ def padding_written(patch):
 
 def slot_taken_twice(patch):
     """Two positions share a slot although both are still wanted."""
-    real = attention.slots
+    real = multihead.slots
 
     def slots(pattern, length, chunk):
         where = real(pattern, length, chunk)
         return Slots(where.table // 2, where.counts, where.reused)
 
-    patch.setattr(attention, "slots", slots)
+    patch.setattr(multihead, "slots", slots)
 
 
 MUTATIONS = [

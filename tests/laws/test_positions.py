@@ -62,13 +62,13 @@ def test_laws_over_a_memory(name):
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in INSIDE}))
 def test_one_part_for_all_layers(name):
-    """As T5 shares its table: two layers, one position."""
+    """As T5 shares its table: two layers, one position. FLOATER's layers have a beginning of their own each."""
     torch.manual_seed(0)
     layer = {"mixer": {"part": "attention", "position": "shared"}, "wiring": "pre"}
     table = {"kind": "decoder", "width": 24, "heads": 3, "depth": 2, "layer": [layer], "position": spec(name, 0)}
     one = regard.build({"model": table}, vocab=17)
     first, second = (layer.branches["mixer"].position for layer in one.stack.layers)
-    assert first is second
+    assert first is second or (name == "floater" and first.flow is second.flow)
     hold(laws.check(one))
 
 

@@ -30,7 +30,7 @@ def test_learns_one_step(name):
     """One step down the gradient makes the loss on the same batch smaller."""
     model = make(name)
     model.eval()  # no dropout between the two losses
-    tokens, source = torch.randint(model.vocab, (3, 13)), torch.randint(model.source_vocab, (3, 11))
+    tokens, source = model.embed.draw(3, 13), torch.randint(model.source_vocab, (3, 11))
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(2):
@@ -47,7 +47,7 @@ def test_learns_one_step(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_saves_and_loads(name, tmp_path):
     model = make(name).eval()
-    tokens, source = torch.randint(model.vocab, (2, 13)), torch.randint(model.source_vocab, (2, 11))
+    tokens, source = model.embed.draw(2, 13), torch.randint(model.source_vocab, (2, 11))
     regard.save(model, tmp_path / "model")
     again = regard.restore(tmp_path / "model").eval()
     with torch.no_grad():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.core import Context, Mixer
 from regard.core.stack import Stack
-from regard.verify.golden import Golden
+from regard.verify.golden import Golden, in_steps
 from regard.verify.laws import Finding
 
 
@@ -37,7 +37,8 @@ def branch(text: str, decoder: bool, config: dict) -> tuple[dict, int]:
         "size": sizes[0] if size == "default" else int(size),
         "heads": int(heads),
         "causal": decoder,
-        "into": "glu" if gated else "linear",
+        "into": "none" if not config["conv_linear"] else "glu" if gated else "linear",
+        "out": config["conv_linear"],
         "softmax": config["weight_softmax"],
     }
     return spec, int(width)
@@ -73,7 +74,11 @@ def lsra(golden: Golden) -> list[Finding]:
                 setattr(mixer, place, ZeroedTooSoon(getattr(mixer, place)))
     context = Context.begin(*x.shape[:2], valid=valid)
     layer, inner = stack(x, context), mixer(x, context)
-    return golden.compare({"layer_out": layer.transpose(0, 1), "lsra_out": inner.transpose(0, 1)})
+    findings = golden.compare({"layer_out": layer.transpose(0, 1), "lsra_out": inner.transpose(0, 1)})
+    if side == "encoder":
+        return findings
+    steps = {"layer_out": in_steps(stack, x).transpose(0, 1), "lsra_out": in_steps(mixer, x).transpose(0, 1)}
+    return findings + golden.compare(steps, gradients=False)
 
 
 def names(branches: list[tuple[dict, int]]) -> dict:
@@ -87,7 +92,7 @@ def names(branches: list[tuple[dict, int]]) -> dict:
             pairs |= {f"{ours}.{letter}": f"{theirs}.{letter}_proj" for letter in "qkv"}
             pairs[f"{ours}.out"] = f"{theirs}.out_proj"
             continue
-        pairs |= {f"{ours}.into": f"{theirs}.linear1", f"{ours}.out": f"{theirs}.linear2"}
+        pairs |= {f"{ours}.into": f"{theirs}.linear1", f"{ours}.out": f"{theirs}.linear2"} if spec["out"] else {}
         kernel = f"{theirs}.weight_linear.weight" if spec["kind"] == "dynamic" else f"{theirs}.weight"
         made[f"layers.0.{ours}.kernel.weight"] = kernel
     for ours, theirs in pairs.items():

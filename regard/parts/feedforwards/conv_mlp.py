@@ -8,12 +8,11 @@ Vaswani et al. 2017, section 3.3, arXiv:1706.03762; sizes 9 and 1: Ren et al. 20
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
 from regard.kernels.activation import activation as bend
+from regard.kernels.convolve import centred, slide
 
 
 class Tail(NamedTuple):
@@ -99,20 +98,3 @@ class ConvMlp(Mixer[Tail]):
 
     def value_path(self) -> Iterator[Tensor]:
         yield from (self.into.weight, self.out.weight)
-
-
-def slide(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """x (batch, time, channels) after the inputs `before` it -> outputs, and the inputs before the next step."""
-    joined = torch.cat((before, x), 1)
-    y = F.conv1d(joined.mT, convolution.weight, convolution.bias).mT
-    if context.valid is None:
-        return y, joined[:, x.shape[1] :]
-    at = context.lengths[:, None] + torch.arange(before.shape[1], device=x.device)  # (batch, size - 1)
-    return y, joined.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
-
-
-def centred(convolution: nn.Conv1d, x: Tensor, context: Context) -> Tensor:
-    """x (batch, time, channels): zeros stand before, after and wherever a column is not real."""
-    if context.valid is not None:
-        x = x.masked_fill(~context.valid[..., None], 0.0)
-    return F.conv1d(x.mT, convolution.weight, convolution.bias, padding="same").mT

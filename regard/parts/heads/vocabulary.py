@@ -44,7 +44,7 @@ class Vocabulary(Head):
         self.bend = bend(activation)
         self.norm = part(Norm, "none" if hidden is None else norm, width=hidden or width)
         self.table = new_table(vocab, hidden or width)
-        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+        self.bias = nn.Parameter(nn.init.zeros_(torch.empty(vocab))) if bias else None
         self.scale, self.softcap = scale, softcap
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -89,16 +89,7 @@ class Split(Mixer[Sides]):
         return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
 
     def growth(self) -> Growth:
-        left, right = self.left.growth(), self.right.growth()
-
-        def join(one: str, two: str, how: str) -> str:
-            return one if one == two else how.format(one, two)
-
-        return Growth(
-            join(left.complexity, right.complexity, "{} + {}"),
-            join(left.sequential, right.sequential, "max({}, {})"),
-            join(left.path, right.path, "min({}, {})"),
-        )
+        return self.left.growth().beside(self.right.growth())
 
     def value_path(self) -> Iterator[Tensor]:
         yield from self.left.value_path()

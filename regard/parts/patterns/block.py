@@ -1,8 +1,11 @@
-"""Blocks that see only themselves: block-diagonal attention.
+"""Blocks that see only themselves, and what stands just before or after them: block-diagonal attention, segments with a
+memory, windows of whole blocks.
 
-    query // size == key // size
+    query // size * size - before  <=  key  <  (query // size + 1) * size + after
 
-Qiu et al. 2019, "Blockwise Self-Attention for Long Document Understanding", arXiv:1911.02972.
+Qiu et al. 2019, "Blockwise Self-Attention for Long Document Understanding", arXiv:1911.02972. With a memory: Dai et al.
+2019, "Transformer-XL", arXiv:1901.02860, `causal & block(512, before=512)`. With both neighbours: Zaheer et al. 2020,
+"Big Bird", arXiv:2007.14062, `block(64, 64, 64)`.
 """
 
 from dataclasses import dataclass
@@ -16,16 +19,29 @@ from regard.core.pattern import whole
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """size: positions of a block."""
+    """size: positions of a block.
+    before: so many positions before the block are seen too, by all in it.
+    after: and so many after it.
+    """
 
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"size": 6},)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"size": 6},
+        {"size": 5, "before": 3},
+        {"size": 3, "before": 8},
+        {"size": 4, "before": 4, "after": 2},
+    )
     size: int
+    before: int = 0
+    after: int = 0
 
     def __post_init__(self) -> None:
         whole("block.size", self.size, 1)
+        whole("block.before", self.before, 0)
+        whole("block.after", self.after, 0)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        return query_at // self.size == key_at // self.size
+        ahead = key_at - query_at // self.size * self.size  # of the query's block
+        return (ahead >= -self.before) & (ahead < self.size + self.after)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return key_at // self.size >= now // self.size
+        return key_at >= now // self.size * self.size - self.before

@@ -48,3 +48,6 @@ class Dilated(Pattern):
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return -((key_at - now) // self.rate) < self.size  # places, rounded up
+
+    def kin(self, at: Tensor) -> Tensor:
+        return at % self.rate

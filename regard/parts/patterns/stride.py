@@ -27,3 +27,6 @@ class Stride(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return (query_at - key_at) % self.every == 0
+
+    def kin(self, at: Tensor) -> Tensor:
+        return at % self.every

@@ -1,0 +1,129 @@
+"""Train short, test long: decoders that differ in their positions alone, trained on sequences of 128 characters and
+tested on longer ones.
+
+    python bench/extrapolate.py --minutes 10 --write
+    python bench/extrapolate.py --only ALiBi,sinusoidal --minutes 3
+
+Data: ../shared/data/tinyshakespeare, the first 90 % to learn from; the rest, all of it, is read in windows of each
+length side by side, so that every character is asked for once, whatever the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import results
+import runs
+import shakespeare
+from matplotlib.figure import Figure
+
+import regard
+from regard.evaluate import evaluate
+
+PICTURE = Path(__file__).parents[1] / "docs" / "extrapolation.png"
+TRAINED = 128
+LENGTHS = (128, 256, 512, 1024)
+BARE = "model.layer.0.mixer.position=none"
+SHARED = "model.layer.0.mixer.position=shared"
+CONTENDERS: dict[str, tuple[str, ...]] = {  # a recipe and what is changed in it
+    "ALiBi": ("alibi",),
+    "xPos": ("xpos",),
+    "rotary": ("rotary",),
+    "T5": ("transformer-decoder", SHARED, "model.position={part='t5', bidirectional=false}"),
+    "FLOATER": ("transformer-decoder", SHARED, "model.position=floater", "model.layer.0.mixer.bias=o"),
+    "sinusoidal": ("transformer-decoder", BARE, "model.embed={part='tokens', position='sinusoidal'}"),
+    "none": ("transformer-decoder", BARE),
+}
+SETTINGS = {
+    "train.context": TRAINED,
+    "train.rows": 32,
+    "train.optimiser": "adamw",
+    "train.schedule": "cosine",
+    "train.lr": 0.002,
+    "train.floor": 0.1,
+    "train.warmup": 100,
+    "train.weight_decay": 0.1,
+}
+
+
+def train(name: str, run: Path, minutes: float, threads: int, texts: tuple[Path, Path]) -> None:
+    recipe, *changes = CONTENDERS[name]
+    changes += [f"{key}={value}" for key, value in SETTINGS.items()]
+    runs.train(
+        run, recipe, "--size", "tiny", "--data", str(texts[0]), "--dev", str(texts[1]), "--tokenizer", "characters",
+        "--minutes", str(minutes), "--seed", "1", "--threads", str(threads),
+        *(word for change in changes for word in ("--set", change)),
+    )  # fmt: skip
+
+
+def test(run: Path, dev: Path) -> list[float]:
+    """The perplexity at each length. A run's context is a setting, and so it can be another one now."""
+    loaded = regard.load(run)
+    told: dict[str, Any] = loaded.model.recipe  # type: ignore[assignment]
+    found = []
+    for length in LENGTHS:
+        told["train"]["context"] = length
+        found.append(evaluate(loaded, [(dev.read_text(encoding="utf-8"),)])["scores"]["perplexity"])
+    return found
+
+
+def draw(found: dict[str, list[float]]) -> None:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in found.items():
+        axes.plot(LENGTHS, values, marker="o", label=name)
+    axes.axvline(TRAINED, color="grey", linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+    axes.set_xlabel(f"characters of a sequence (trained on {TRAINED})")
+    axes.set_ylabel("perplexity of a character")
+    axes.legend()
+    figure.savefig(PICTURE, dpi=120)
+    results.console.print(f"drawn: {PICTURE}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs/extrapolate"))
+    parser.add_argument("--only", default=",".join(CONTENDERS), help="some of " + ", ".join(CONTENDERS))
+    parser.add_argument("--minutes", type=float, default=10, help="of training, for each")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help=f"put the result into bench/RESULTS.md and {PICTURE.name}")
+    given = parser.parse_args()
+    names = given.only.split(",")
+    if unknown := sorted(set(names) - set(CONTENDERS)):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
+    texts = shakespeare.parts(given.runs / "data")
+    found = {}
+    for name in names:
+        run = given.runs / name.lower()
+        train(name, run, given.minutes, given.threads, texts)
+        found[name] = test(run, texts[1])
+    rows = [
+        [
+            name,
+            f"{runs.steps(given.runs / name.lower()):,}",
+            *(f"{p:.2f}" for p in values),
+            f"{values[2] / values[0]:.2f}",
+        ]
+        for name, values in found.items()
+    ]
+    head = ["positions", "steps", *(f"at {length}" for length in LENGTHS), "512 over 128"]
+    text = [
+        f"- {results.conditions(given.threads)} Tiny Shakespeare by characters, size tiny, context {TRAINED}, seed 1.",
+        "- Perplexity of a character on the last tenth; longer windows leave fewer characters without a past.",
+        "",
+        *results.table(head, rows),
+        "",
+        f"![Perplexity by length](../docs/{PICTURE.name})",
+    ]
+    if given.write:
+        draw(found)
+        results.write("Train short, test long", text)
+
+
+if __name__ == "__main__":
+    main()

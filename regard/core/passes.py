@@ -1,0 +1,17 @@
+"""The contract of what changes a model once it is built: other linear maps, added small ones, packed weights."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+class Pass:
+    """Applied in place, in the order of a recipe's [model] passes = [...]. Parts stand in regard/passes."""
+
+    root: ClassVar[str] = "."
+    folder: ClassVar[tuple[str, ...]] = ("passes",)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    @abstractmethod
+    def __call__(self, model: nn.Module) -> None: ...

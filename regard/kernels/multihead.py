@@ -1,0 +1,267 @@
+"""Attention in several heads, with a cache of what may still be looked at: maps to queries, keys and values, a
+position, a pattern, a score, a kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Growth, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
+from regard.core.parts import name_of
+from regard.core.pattern import blind, pairs, slots
+
+from .attend import Attend
+from .cache import write
+from .see import See
+
+CHUNK = 64  # a cache that forgets is written at most this many positions at a time
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions that may still be looked at."""
+
+    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
+    values: Tensor  # (batch, slots + 1, kv_heads, dim)
+    at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
+
+
+class MultiHead(Mixer[Cache]):
+    """Attention in heads with its cache: what `attention` is, and what other attentions change in one place.
+    `parts/mixers/attention.py` explains the arguments."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        over: str = "self",
+        pattern: Pattern | str = "causal",
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        project: str = "qkvo",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        qk_norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        kernel: str = "auto",
+        place: Place | None = None,
+    ):
+        super().__init__()
+        self.width, self.heads, self.kv_heads = width, heads, kv_heads or heads
+        if dim is None and width % heads:
+            raise UserError(f"width {width} is not divisible by {heads} heads: change one, or give dim")
+        if heads % self.kv_heads:
+            raise UserError(f"{heads} heads cannot share {kv_heads} kv_heads evenly")
+        if over not in ("self", "memory"):
+            raise UserError(f"over must be 'self' or 'memory', not '{over}'")
+        if set(project) - set("qkvo"):
+            raise UserError(f"project takes letters of 'qkvo', not '{project}'")
+        self.dim = dim or width // heads
+        self.over = over
+        self.pattern = part(Pattern, pattern if over == "self" or pattern != "causal" else "everything")
+        if self.pattern.heads > heads:
+            raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there are {heads}")
+        if self.pattern.causal and self.pattern.fixed:
+            _check_sight(self.pattern, 1)
+        self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
+        self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
+        if self.position.asks and not self.score.is_dot:
+            raise UserError(
+                f"position '{name_of(self.position)}' needs a score that is a dot product, and "
+                f"'{name_of(self.score)}' is not one"
+            )
+        biased = {True: "qkvo", False: ""}.get(bias, bias) if isinstance(bias, bool) else bias
+        memory = place.memory if over == "memory" and place and place.memory else width
+        inner, shared = heads * self.dim, self.kv_heads * self.dim
+
+        def map_to(letter: str, wide: int, to: int) -> nn.Module:
+            if letter in project:
+                return nn.Linear(wide, to, bias=letter in biased)
+            if wide != to:
+                raise UserError(f"'{letter}' is not projected, but {wide} channels come in and {to} are needed")
+            return nn.Identity()
+
+        self.q, self.k = map_to("q", width, inner), map_to("k", memory, shared)
+        self.v, self.out = map_to("v", memory, shared), map_to("o", inner, width)
+        self.norm = part(Norm, norm, width=inner)
+        self.q_norm, self.k_norm = part(Norm, qk_norm, width=self.dim), part(Norm, qk_norm, width=self.dim)
+        self.attend = Attend(kernel, weight_dropout)
+        for letter in (self.q, self.k, self.v, self.out):
+            if isinstance(letter, nn.Linear):
+                nn.init.xavier_uniform_(letter.weight)
+                if letter.bias is not None:
+                    nn.init.zeros_(letter.bias)
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.over == "memory" or self.pattern.causal
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a cached key."""
+        return self.score.cached or self.dim
+
+    def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, heads, n, dim), as the score compares them with keys, and as the position compares them with places:
+        the score makes both, so both have its scale."""
+        q = self.q_norm(self.q(x).unflatten(-1, (self.heads, self.dim))).transpose(1, 2)
+        ready = self.score.query(self.position.query(q, at))
+        return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
+
+    def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, m, kv_heads, dim), ready to be cached."""
+        k = self.k_norm(self.k(x).unflatten(-1, (self.kv_heads, self.dim))).transpose(1, 2)
+        v = self.v(x).unflatten(-1, (self.kv_heads, self.dim)).transpose(1, 2)
+        return self.score.key(self.position.key(k, at)).transpose(1, 2), self.position.value(v, at).transpose(1, 2)
+
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
+        return self.out(self.norm(self.read(x, keys, values, see), valid))
+
+    def read(self, x: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+        """(batch, n, heads * dim): what the heads find, before the last map."""
+        q, plain = self.queries(x, see.query_at)
+        y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
+        return y.transpose(1, 2).flatten(-2)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.over == "memory":
+            return self.step(x, self.start(context, 0), context)[0]
+        pattern = self._pattern(context)
+        at = context.positions[:1] if context.fresh else context.positions
+        padded = context.valid is not None and not pattern.causal
+        see = See(pattern, at, context.marked if padded else at, context.fresh, padded)
+        return self.look(x, *self.keys(x, at), see, context.valid)
+
+    def start(self, context: Context, capacity: int) -> Cache:
+        batch, like = context.positions.shape[0], next(self.parameters())
+        if self.over == "memory":
+            if context.memory is None:
+                raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
+            memory = context.memory
+            at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
+            marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
+            return Cache(*self.keys(memory.x, at), marked)
+        count = self.room(capacity) + 1
+        keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
+        return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
+
+    def room(self, capacity: int) -> int:
+        """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
+        return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
+
+    def step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        if self.over == "memory":
+            see = See(self.pattern, context.positions, state.at, holes=True)
+            return self.look(x, state.keys, state.values, see, context.valid), state
+        if not self.streams:
+            raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
+        room = state.at.shape[1] - 1
+        if self.room(context.last + 1) > room:
+            raise UserError(
+                f"the cache was started for fewer positions than {context.last + 1}: give a larger capacity"
+            )
+        if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
+            return self._step(x, state, context)
+        outputs = []
+        for begin in range(0, x.shape[1], CHUNK):  # so that no key is dropped before the queries that want it
+            y, state = self._step(x[:, begin : begin + CHUNK], state, context.columns(begin, begin + CHUNK))
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
+    def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        keys, values = self.keys(x, context.positions)
+        where = slots(self.pattern, context.last + 1, CHUNK)
+        slot = where.table.to(x.device)[context.positions.clamp(max=len(where.table) - 1)]
+        at = context.positions
+        if context.valid is not None:
+            slot = torch.where(context.valid, slot, state.at.shape[1] - 1)
+            at = torch.where(context.valid, at, -1)
+        state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), write(state.at, slot, at))
+        count = where.counts[max(context.last, 0)]
+        keys, values, at = (tensor[:, :count] for tensor in state)
+        see = See(self._pattern(context), context.positions, at, holes=True)
+        return self.look(x, keys, values, see, context.valid), state
+
+    def _pattern(self, context: Context) -> Pattern:
+        """The own one and the batch's, once it is sure that every query has something to see."""
+        pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
+        batch = context.positions.shape[0]
+        if pattern.rows not in (1, batch):
+            raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {batch}")
+        if context.fresh:
+            _check_sight(pattern, context.positions.shape[1], context.valid)
+        elif pattern.fixed:
+            _check_sight(pattern, context.last + 1)
+        return pattern
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """The memory, where that is looked at, is taken to be as long as the sequence."""
+        size = next(self.parameters()).element_size()
+        maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
+        weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
+        looks = pairs(self.pattern, length, past, self.heads)
+        kept = past + length if self.over == "memory" else self.room(past + length) + 1 if self.streams else 0
+        flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
+        new_keys = 0 if self.over == "memory" else length
+        flops += self.score.flops(length, new_keys, looks) + self._place_flops(length, past + length, looks)
+        return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8))
+
+    def _place_flops(self, length: int, keys: int, looks: float) -> int:
+        """Of the position's own products. A cache that forgets is read in chunks, and holds fewer keys."""
+        kept = self.room(keys) if self.streams and self.over == "self" else keys
+        if kept == keys:
+            return self.position.flops(length, keys, looks)
+        chunks = [CHUNK] * (length // CHUNK) + [length % CHUNK] * (length % CHUNK > 0)
+        return sum(self.position.flops(chunk, kept, looks * chunk / length) for chunk in chunks)
+
+    def growth(self) -> Growth:
+        if self.over == "memory" or not self.pattern.fixed:
+            return Growth("n²·d", "1", "1")
+        short, long = (pairs(self.pattern, n) / n for n in (1024, 4096))
+        power = math.log(long / short, 4)  # of the keys that a query looks at, as a function of n
+        keys = "n²" if power > 0.9 else f"n·{long:.0f}" if power < 0.1 else f"n^{1 + power:.1f}"
+        return Growth(f"{keys}·d", "1", _path(self.pattern))
+
+    def value_path(self) -> Iterator[Tensor]:
+        for m in (self.v, self.out):
+            if isinstance(m, nn.Linear):
+                yield m.weight
+
+
+def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
+    lost = blind(pattern, length, valid)
+    if lost is not None:
+        raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see")
+
+
+def _position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:
+    if spec == "shared":
+        if place is None or place.position is None:
+            raise UserError("position = 'shared' needs a position in the enclosing stack")
+        return place.position.for_layer()
+    position = part(Position, spec, **inherited)
+    if position.acts("embed"):
+        name = name_of(position)
+        raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")
+    return position
+
+
+def _path(pattern: Pattern) -> str:
+    """The most layers that it takes for one position to reach another, where it can at all, as a function of n."""
+
+    def hops(length: int) -> int:
+        once = pattern.mask(length).any(0).float()
+        reach, count = once, 1
+        while True:
+            further = ((reach @ once) > 0).float()
+            if bool((further <= reach).all()):
+                return count
+            reach, count = torch.maximum(reach, further), count + 1
+
+    short, long = hops(128), hops(256)
+    return str(long) if short == long else f"n/{256 / long:.0f}" if long > 1.6 * short else f"about {long} at n = 256"

@@ -1,0 +1,167 @@
+"""Two convolutions of different reach side by side, a norm on their sum, and a third convolution: the local part of the
+layers that a search by evolution found.
+
+    u = norm(left(x) + right(x)),    y = last(u)          fewer channels than wanted are filled up with zeros
+
+So et al. 2019, "The Evolved Transformer", arXiv:1901.11117. In its encoder: left 1 wide to 4 d with relu, right 3 wide
+to d/2 with relu, last separable and 9 wide to d/2. In its decoder, looking back only: left separable and 11 wide to 2 d
+with relu, right separable and 7 wide to d/2, last separable and 7 wide to d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
+from regard.core.parts import fit
+from regard.kernels.activation import activation as bend
+from regard.kernels.convolve import centred, slide
+
+
+class Recent(NamedTuple):
+    """What the convolutions may still reach, zeros before the first position."""
+
+    inputs: Tensor  # (batch, longest of left and right - 1, width)
+    hidden: Tensor  # (batch, last - 1, hidden)
+
+
+class Filter(nn.Module):
+    """One convolution: over all channels at once, or over each alone and then a map of them."""
+
+    def __init__(
+        self, channels: int, width: int, size: int = 1, times: float = 1.0, separable: bool = False,
+        activation: str = "identity",
+    ):  # fmt: skip
+        super().__init__()
+        self.size, self.out_channels = size, int(times * width)
+        if size < 1 or self.out_channels < 1:
+            raise UserError(f"size and times must leave something: size {size}, {times} times {width} channels")
+        self.map: nn.Linear | None = None
+        if separable:
+            self.kernel = nn.Conv1d(channels, channels, size, groups=channels, bias=False)
+            self.map = nn.Linear(channels, self.out_channels)
+        else:
+            self.kernel = nn.Conv1d(channels, self.out_channels, size)
+        self.bend = bend(activation)
+
+    @property
+    def weights(self) -> int:
+        """Multiply-adds at a position."""
+        return self.kernel.weight.numel() + (0 if self.map is None else self.map.weight.numel())
+
+    def step(self, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """x (batch, time, channels) after the inputs `before` it -> outputs, and the inputs before the next step."""
+        y, after = slide(self.kernel, x, before, context)
+        return self._leave(y), after
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self._leave(centred(self.kernel, x, context))
+
+    def _leave(self, y: Tensor) -> Tensor:
+        return self.bend(y if self.map is None else self.map(y))
+
+
+class ConvBranches(Mixer[Recent]):
+    """left, right, last: the convolutions, each a table { size, times, separable, activation }: positions that it
+                       covers, channels that come out as a multiple of the width, and whether it works on each channel
+                       alone before a map of the channels.
+    causal:            they look back only; else as far to either side, and then it does not step.
+    norm:              between.
+    hidden_dropout:    of what left and right give.
+    """
+
+    examples = (
+        {
+            "left": {"size": 11, "times": 2, "separable": True, "activation": "relu"},
+            "right": {"size": 7, "times": 0.5, "separable": True},
+            "last": {"size": 7, "separable": True},
+        },
+        {"left": {"size": 2}, "right": {"size": 4, "times": 1.5}, "last": {"size": 1, "times": 0.5}, "norm": "none"},
+        {
+            "left": {"times": 4, "activation": "relu"},
+            "right": {"size": 3, "times": 0.5, "activation": "relu"},
+            "last": {"size": 9, "times": 0.5, "separable": True},
+            "causal": False,
+        },
+    )
+
+    def __init__(
+        self,
+        width: int,
+        left: dict,
+        right: dict,
+        last: dict,
+        causal: bool = True,
+        norm: Norm | str | dict = "layer",
+        hidden_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.width, self.causal = width, causal
+        self.left, self.right = _filter("left", left, width, width), _filter("right", right, width, width)
+        self.hidden = max(self.left.out_channels, self.right.out_channels)
+        self.norm = part(Norm, norm, width=self.hidden)
+        self.drop = Dropout(hidden_dropout)
+        self.last = _filter("last", last, self.hidden, width)
+        if self.last.out_channels > width:
+            raise UserError(f"last gives {self.last.out_channels} channels, more than the width of {width}")
+        sizes = [one.size for one in (self.left, self.right, self.last)]
+        if not causal and not all(size % 2 for size in sizes):
+            raise UserError(f"with causal = false the sizes must be odd to have a middle, not {sizes}")
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.causal
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Positions of the input and of the hidden channels that may still be reached."""
+        return max(self.left.size, self.right.size) - 1, self.last.size - 1
+
+    def start(self, context: Context, capacity: int) -> Recent:
+        batch, like = context.positions.shape[0], self.left.kernel.weight
+        inputs, hidden = self.kept
+        return Recent(like.new_zeros(batch, inputs, self.width), like.new_zeros(batch, hidden, self.hidden))
+
+    def step(self, x: Tensor, state: Recent, context: Context) -> tuple[Tensor, Recent]:
+        if not self.causal:
+            raise UserError("convolutions with causal = false look ahead, so they do not step")
+        left, inputs = self.left.step(x, state.inputs, context)
+        right, _ = self.right.step(x, state.inputs, context)
+        y, hidden = self.last.step(self._join(left, right, context), state.hidden, context)
+        return _fill(y, self.width), Recent(inputs, hidden)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.causal:
+            return super().forward(x, context)
+        return _fill(self.last(self._join(self.left(x, context), self.right(x, context), context), context), self.width)
+
+    def _join(self, left: Tensor, right: Tensor, context: Context) -> Tensor:
+        left, right = (_fill(self.drop(one), self.hidden) for one in (left, right))
+        return self.norm(left + right, context.valid)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        inputs, hidden = self.kept
+        held = (inputs * self.width + hidden * self.hidden) * self.left.kernel.weight.element_size()
+        weights = sum(one.weights for one in (self.left, self.right, self.last))
+        return Cost(2 * length * weights, held if self.causal else 0)
+
+    def growth(self) -> Growth:
+        reach = max(self.left.size, self.right.size) + self.last.size - 1
+        return Growth("k·n·d²", "1", f"n/{reach}")
+
+    def value_path(self) -> Iterator[Tensor]:
+        for one in (self.left, self.right, self.last):
+            yield one.kernel.weight if one.map is None else one.map.weight
+
+
+def _filter(name: str, table: dict, channels: int, width: int) -> Filter:
+    return Filter(**fit(Filter, table, {"channels": channels, "width": width}, name))
+
+
+def _fill(x: Tensor, channels: int) -> Tensor:
+    """x (batch, time, fewer) -> (batch, time, channels), with zeros."""
+    return F.pad(x, (0, channels - x.shape[-1]))

@@ -1,0 +1,69 @@
+"""Graph attention: a node takes a weighted mean of its neighbours, each scored by a vector of its own and of the node.
+
+    score_ij = leaky(a . W x_i + b . W x_j)                    in each head, where i looks at j
+    y_i      = act( sum over neighbours j of  softmax_j(score_ij)  W x_j )
+
+The score falls apart into one number per node, so that all nodes agree on the order of their neighbours: see gatv2.
+Veličković et al. 2018, "Graph Attention Networks", arXiv:1710.10903.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Cost, Pattern, UserError
+from regard.kernels.edges import Graph, Neighbours
+
+
+class Gat(Neighbours):
+    """dim:     channels of a head; None: width / heads.
+    pattern:    who may look at whom; a batch adds its graph to it.
+    join:       the heads' outputs side by side ("concat"), or their "mean".
+    slope:      of the scores below zero.
+    loops:      every node looks at itself, too.
+    project:    W is a learned map; False: the identity, where the embed has mapped the input already.
+    activation: of the output: elu, identity, ...
+    bias:       added to the joined heads.
+    """
+
+    examples = (
+        {},
+        {"dim": 5, "join": "mean", "pattern": "window(2)", "loops": False, "activation": "identity"},
+        {"dim": 5, "slope": 0.1, "pattern": "stride(3)", "bias": False},
+        {"project": False},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dim: int | None = None,
+        pattern: Pattern | str = "everything",
+        join: str = "concat",
+        slope: float = 0.2,
+        loops: bool = True,
+        project: bool = True,
+        activation: str = "elu",
+        bias: bool = True,
+        weight_dropout: float = 0.0,
+    ):
+        super().__init__(width, heads, dim, pattern, join, loops, activation, bias, weight_dropout)
+        self.slope = slope
+        if not project and width != heads * self.dim:
+            raise UserError(f"there is no map from width {width} to {heads} heads of {self.dim}: let it project")
+        self.into = nn.Linear(width, heads * self.dim, bias=False) if project else nn.Identity()
+        self.score = nn.Parameter(torch.empty(heads, self.dim, 2))  # of the query, and of the key
+        if isinstance(self.into, nn.Linear):
+            nn.init.xavier_uniform_(self.into.weight)
+        nn.init.uniform_(self.score, -1, 1).data.mul_((6 / (self.dim + 1)) ** 0.5)  # Glorot, of each vector
+
+    def look(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        values = self.into(x).unflatten(-1, (self.heads, self.dim))
+        query, key = torch.einsum("nhd,hdc->cnh", values, self.score)
+        both = query.index_select(0, graph.query) + key.index_select(0, graph.key)
+        return F.leaky_relu(both, self.slope), values
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """Of matrix products: the looks themselves are sums, and no product of matrices."""
+        weights = sum(weight.numel() for weight in (*self.into.parameters(), self.score))
+        return Cost(2 * length * weights, 0)

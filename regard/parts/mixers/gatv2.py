@@ -1,0 +1,76 @@
+"""Graph attention in which every node may order its neighbours in its own way.
+
+    score_ij = a . leaky(W x_i + U x_j)                        in each head, where i looks at j
+    y_i      = act( sum over neighbours j of  softmax_j(score_ij)  U x_j )
+
+In gat the bend comes after the vector a, and the score falls apart into a number of i and one of j.
+Brody et al. 2022, "How Attentive are Graph Attention Networks?", arXiv:2105.14491.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Cost, Pattern, UserError
+from regard.kernels.edges import Graph, Neighbours
+
+
+class Gatv2(Neighbours):
+    """dim:     channels of a head; None: width / heads.
+    pattern:    who may look at whom; a batch adds its graph to it.
+    join:       the heads' outputs side by side ("concat"), or their "mean".
+    slope:      of what is below zero in the scores.
+    loops:      every node looks at itself, too.
+    share:      W and U are one map.
+    project:    False: both are the identity, where the embed has mapped the input already.
+    activation: of the output: elu, identity, ...
+    bias:       of the maps, and of the joined heads.
+    """
+
+    examples = (
+        {},
+        {"dim": 5, "join": "mean", "pattern": "window(2)", "loops": False, "activation": "identity"},
+        {"dim": 5, "slope": 0.1, "pattern": "stride(3)", "bias": False, "share": True},
+        {"project": False},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dim: int | None = None,
+        pattern: Pattern | str = "everything",
+        join: str = "concat",
+        slope: float = 0.2,
+        loops: bool = True,
+        share: bool = False,
+        project: bool = True,
+        activation: str = "elu",
+        bias: bool = True,
+        weight_dropout: float = 0.0,
+    ):
+        super().__init__(width, heads, dim, pattern, join, loops, activation, bias, weight_dropout)
+        self.slope = slope
+        if not project and width != heads * self.dim:
+            raise UserError(f"there is no map from width {width} to {heads} heads of {self.dim}: let it project")
+        self.of_key = nn.Linear(width, heads * self.dim, bias=bias) if project else nn.Identity()
+        one = share or not project
+        self.of_query = self.of_key if one else nn.Linear(width, heads * self.dim, bias=bias)
+        self.score = nn.Parameter(torch.empty(heads, self.dim))
+        for map_ in (self.of_key, self.of_query):
+            if isinstance(map_, nn.Linear):
+                nn.init.xavier_uniform_(map_.weight)
+                if map_.bias is not None:
+                    nn.init.zeros_(map_.bias)
+        nn.init.uniform_(self.score, -1, 1).data.mul_((6 / (self.dim + 1)) ** 0.5)  # Glorot, of each vector
+
+    def look(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+        keys = self.of_key(x).unflatten(-1, (self.heads, self.dim))
+        queries = keys if self.of_query is self.of_key else self.of_query(x).unflatten(-1, (self.heads, self.dim))
+        pairs = queries.index_select(0, graph.query) + keys.index_select(0, graph.key)  # (edges, heads, dim)
+        return (F.leaky_relu(pairs, self.slope) * self.score).sum(-1), keys
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """Of matrix products: the looks themselves are sums, and no product of matrices."""
+        maps = {map_ for map_ in (self.of_key, self.of_query) if isinstance(map_, nn.Linear)}
+        return Cost(2 * length * sum(map_.weight.numel() for map_ in maps), 0)

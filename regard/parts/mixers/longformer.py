@@ -1,0 +1,151 @@
+"""Attention to the neighbourhood, and a few hubs that look at everybody through eyes of their own.
+
+    others    softmax over the neighbours and the hubs,      q = W_q x       k, v = W_k x, W_v x
+    hubs      softmax over all positions,                    q = W_q' x      k, v = W_k' x, W_v' x
+
+Beltagy et al. 2020, "Longformer: The Long-Document Transformer", arXiv:2004.05150. Without maps of the hubs' own, the
+pattern `window(257) | global_tokens(1)` says it all; and as a language model it has no hubs, but a pattern such as
+`causal & heads(window(256), dilated(256, 2))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.core import Context, Cost, Growth, Norm, Pattern, Place, Position, Score, UserError, find, part
+from regard.kernels import See, blocks
+from regard.kernels.join import few, join
+from regard.kernels.multihead import MultiHead
+
+
+class Longformer(MultiHead):
+    """pattern: the neighbourhood: window(257) sees 256 positions on either side; heads may differ.
+    hubs:     so many positions from the first on are hubs: 1 for a [CLS].
+    segment:  where a batch tells segments, all of this one are hubs too, such as a question's.
+    The others are attention's.
+    """
+
+    examples = (
+        {"pattern": "window(3)"},
+        {"pattern": "heads(window(4), dilated(2, 3), window(1, 2))", "hubs": 2, "position": "rotary"},
+        {"pattern": "window(2)", "hubs": 0, "segment": 0, "kv_heads": 1},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        pattern: Pattern | str,
+        hubs: int = 1,
+        segment: int | None = None,
+        kv_heads: int | None = None,
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        kernel: str = "auto",
+        place: Place | None = None,
+    ):
+        if hubs < 0 or (segment is not None and segment < 0):
+            raise UserError(f"hubs and segment are whole numbers from 0 on, not {hubs} and {segment}")
+        if hubs == 0 and segment is None:
+            raise UserError(
+                "longformer without hubs is attention with a pattern: give hubs, a segment, or use attention"
+            )
+        near = part(Pattern, pattern)
+        common = {"kv_heads": kv_heads, "score": score, "weight_dropout": weight_dropout, "kernel": kernel}
+        super().__init__(
+            width,
+            heads,
+            pattern=near | find(Pattern, "first")(hubs) if hubs else near,
+            position=position,
+            bias=bias,
+            norm=norm,
+            place=place,
+            **common,
+        )
+        self.hubs, self.segment = hubs, segment
+        self.hub = MultiHead(
+            width, heads, pattern="everything", position=self.position, project="qkv", bias=bias, **common
+        )
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return False
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        at, padded = context.positions[:1], context.valid is not None
+        see = See(self._pattern(context), at, context.marked if padded else at, context.fresh, padded)
+        marks = self._marks(context)
+        y = self._near(x, see, marks, context)
+        if self.hubs or marks is not None:
+            y = self._far(x, y, see, marks, context)
+        return self.out(self.norm(y, context.valid))
+
+    def _marks(self, context: Context) -> Tensor | None:
+        """(batch, time) the hubs that this batch names."""
+        if self.segment is None or context.segments is None:
+            return None
+        marks = context.segments == self.segment
+        return marks if context.valid is None else marks & context.valid
+
+    def _near(self, x: Tensor, see: See, marks: Tensor | None, context: Context) -> Tensor:
+        """What all find among neighbours and hubs: (batch, time, width)."""
+        keys, values = self.keys(x, see.query_at)
+        if marks is None:
+            return self.read(x, keys, values, see)
+        q, plain = self.queries(x, see.query_at)
+        k, v = keys.transpose(1, 2), values.transpose(1, 2)
+        drop = self.attend.dropout if self.training else 0.0
+        if self.attend.choose(q, k, see, self.score, self.position, drop) != "blocks" or context.pattern is not None:
+            pattern = self.pattern | find(Pattern, "marked")(marks)
+            pattern = pattern if context.pattern is None else pattern & context.pattern
+            return self.read(x, keys, values, see._replace(pattern=pattern))
+        others = see._replace(pattern=see.pattern & ~find(Pattern, "marked")(marks))
+        places, real = gather_first(marks)
+        k_hubs, v_hubs = (t.gather(2, places[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (k, v))
+        bias = self.position.bias(see.query_at[:, None, :, None], places[:, None, None, :], plain)
+        hubs = few(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
+        y = join((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
+        return y.transpose(1, 2).flatten(-2)
+
+    def _far(self, x: Tensor, y: Tensor, see: See, marks: Tensor | None, context: Context) -> Tensor:
+        """y with the hubs' rows in place of what they found near."""
+        batch, time = x.shape[:2]
+        first = (see.query_at < self.hubs).expand(batch, time)
+        places, real = gather_first(first if marks is None else first | marks)
+        if not places.shape[1]:
+            return y
+        index = places[..., None].expand(-1, -1, x.shape[2])
+        pattern = self.hub.pattern if context.pattern is None else context.pattern
+        all_see = See(pattern, places, see.key_at, holes=see.holes)
+        found = self.hub.read(x.gather(1, index), *self.hub.keys(x, see.query_at), all_see)
+        index = places[..., None].expand(-1, -1, y.shape[2])
+        return y.scatter(1, index, torch.where(real[..., None], found.to(y.dtype), y.gather(1, index)))
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """Of hubs, those that are always there."""
+        hubs, inner = min(self.hubs, length), self.heads * self.dim
+        maps = 2 * (hubs * self.hub.q.weight.numel() + length * 2 * self.hub.k.weight.numel()) if self.hubs else 0
+        looks = hubs * length
+        flops = maps + looks * 4 * inner + self.score.flops(hubs, length, looks)
+        flops += self.position.flops(hubs, length, looks) if self.hubs else 0
+        return Cost(super().cost(length, past).flops + flops, 0)
+
+    def growth(self) -> Growth:
+        return super().growth()._replace(path="2")
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from super().value_path()
+        yield self.hub.v.weight
+
+
+def gather_first(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """marks (batch, time) -> the places of the marked in each row, (batch, most), and which of those are."""
+    most = int(marks.sum(1).max())
+    places = marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    return places, marks.gather(1, places)

@@ -1,0 +1,168 @@
+"""Dilated attention: branches that see every so many places of ever longer segments, so that what is near is seen
+densely and what is far thinly, at a cost that grows with the length and no faster.
+
+    branch i     head h at the places  h mod r_i  modulo r_i  of each segment of w_i, softmax attention among them: y_i
+    together     y = sum of share_i y_i,      share_i = sum of exp(scores_i) / the same sum over all branches
+
+Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens", arXiv:2307.02486. So y is one softmax, in
+which a key counts as often as branches reach it: that is how it steps, on a cache of the longest segment.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
+from regard.core.parts import name_of
+from regard.core.pattern import Both, blind, cycle
+from regard.kernels import Attend, See, blocks
+from regard.kernels.join import join
+from regard.kernels.multihead import MultiHead
+
+
+class LongNet(MultiHead):
+    """segments: of each branch, in positions: [2048, 4096, 8192].
+    rates:    of each branch, the distance between places that see each other: [1, 2, 4]. One must be 1.
+    causal:   nobody looks ahead; false in an encoder.
+    offsets:  "turns": head h begins at place h modulo the rate, as in the paper; "groups": neighbouring heads begin at
+              the same place, as in torchscale and in models trained with it.
+    shares:   "learned": the branches' shares have a gradient; "constant": whole sequences are learned from as if they
+              had none, as in torchscale.
+    The others are attention's.
+    """
+
+    examples = (
+        {"segments": [4, 8, 16], "rates": [1, 2, 4]},
+        {"segments": [7, 12], "rates": [1, 5], "position": "alibi", "offsets": "groups"},
+        {"segments": [3, 5, 32], "rates": [1, 2, 3], "position": "rotary", "kv_heads": 1},
+        {"segments": [4, 9], "rates": [1, 3], "causal": False},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        segments: list,
+        rates: list,
+        causal: bool = True,
+        offsets: str = "turns",
+        shares: str = "learned",
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        qk_norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        kernel: str = "auto",
+        place: Place | None = None,
+    ):
+        if shares not in ("learned", "constant"):
+            raise UserError(f"shares must be 'learned' or 'constant', not '{shares}'")
+        branches = _branches(segments, rates, heads, offsets, causal)
+        whole = branches[0]
+        for branch in branches[1:]:
+            whole = whole | branch
+        lost = blind(whole, 2 * max(segments))
+        if lost is not None:
+            raise UserError(
+                f"segments {segments} with rates {rates} leave position {lost} with nothing to see: let a "
+                "branch have rate 1"
+            )
+        super().__init__(
+            width,
+            heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            pattern=whole,
+            position=position,
+            score=score,
+            bias=bias,
+            norm=norm,
+            qk_norm=qk_norm,
+            weight_dropout=weight_dropout,
+            place=place,
+        )
+        if self.position.acts("read"):
+            raise UserError(f"position '{name_of(self.position)}' reads the weights, which branches do not have")
+        self.position = Counted(self.position, branches, heads)
+        self.attend = Apart(branches, whole, shares == "learned", kernel, weight_dropout)
+
+
+def _branches(segments: list, rates: list, heads: int, offsets: str, causal: bool) -> list[Pattern]:
+    if not segments or len(segments) != len(rates):
+        raise UserError(f"a branch is a segment and a rate, and there are {len(segments)} segments, {len(rates)} rates")
+    if offsets not in ("turns", "groups"):
+        raise UserError(f"offsets must be 'turns' or 'groups', not '{offsets}'")
+    made: list[Pattern] = []
+    for segment, rate in zip(segments, rates, strict=True):
+        comb = find(Pattern, "comb")(segment, rate)  # which refuses what is no segment or no rate
+        if rate > 1:
+            begins = [h % rate if offsets == "turns" else h // math.ceil(heads / rate) for h in range(heads)]
+            round_of = rate if offsets == "turns" and heads % rate == 0 else heads
+            comb = find(Pattern, "comb")(segment, rate, tuple(begins[:round_of]))
+        made.append(Pattern.parse("causal") & comb if causal else comb)
+    return made
+
+
+class Counted(Position):
+    """Another position, to whose bias is added how often a key counts."""
+
+    def __init__(self, inner: Position, branches: list[Pattern], heads: int):
+        super().__init__()
+        self.inner, self.branches, self.heads = inner, branches, heads
+        self.limit, self.asks = inner.limit, inner.asks
+
+    def query(self, q: Tensor, at: Tensor) -> Tensor:
+        return self.inner.query(q, at)
+
+    def key(self, k: Tensor, at: Tensor) -> Tensor:
+        return self.inner.key(k, at)
+
+    def probe(self, q: Tensor) -> Tensor:
+        return self.inner.probe(q)
+
+    def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
+        counts = [cycle(branch.allows(query_at, key_at), self.heads).to(q.dtype) for branch in self.branches]
+        count = sum(counts[1:], start=counts[0]).clamp(min=1).log()
+        own = self.inner.bias(query_at, key_at, q)
+        return count if own is None else count + own
+
+    def flops(self, queries: int, keys: int, looks: float) -> int:
+        return self.inner.flops(queries, keys, looks)
+
+
+class Apart(Attend):
+    """Attention over each branch by itself, and joined, where a sequence is long; else over all at once."""
+
+    def __init__(self, branches: list[Pattern], whole: Pattern, learned: bool, kernel: str, dropout: float):
+        super().__init__(kernel, dropout)
+        self.branches, self.whole, self.learned = branches, whole, learned
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, see: See, score: Score, position: Position, plain: Tensor | None = None
+    ) -> Tensor:
+        if not self._pays(q, see, score):
+            return super().forward(q, k, v, see, score, position, plain)
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
+        assert isinstance(position, Counted)
+        drop, plain = self.dropout if self.training else 0.0, q if plain is None else plain
+        parts = []
+        for branch in self.branches:
+            if isinstance(see.pattern, Both) and see.pattern.one is self.whole:  # the batch adds a pattern of its own
+                branch = branch & see.pattern.two
+            there = see._replace(pattern=branch)
+            parts.append(blocks.partly(q, k, v, there, position.inner, plain, drop))
+        return join(parts, self.learned).y
+
+    def _pays(self, q: Tensor, see: See, score: Score) -> bool:
+        if self.weights.watched or not score.is_dot or not see.fresh or self.kernel not in ("auto", "blocks"):
+            return False
+        least = blocks.LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
+        constant = not self.learned and torch.is_grad_enabled()
+        return self.kernel == "blocks" or constant or q.shape[2] >= least

@@ -1,0 +1,177 @@
+"""Recurrent memory: a whole stack runs over one segment after the other, and a few vectors carry on between them.
+
+    [ _ ; Y_t ; M_(t+1) ] = stack([ M_t ; X_t ; M_t ])          M_1 is learned
+
+The vectors before the segment are read by all of it; those after it see all of it, and what the stack makes of them is
+the memory of the next segment. Bulatov et al. 2022, "Recurrent Memory Transformer", arXiv:2207.06881.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
+from regard.core.parts import make, name_of
+from regard.kernels.segments import Turn, join, turns
+
+
+class Carried(NamedTuple):
+    """The memory that the segment at hand has read, and what the stack holds of the segment."""
+
+    memory: Tensor  # (batch, memory, width)
+    inner: tuple
+
+
+class RecurrentMemory(Mixer[Carried]):
+    """A stack in a layer of its own: put it there alone, with wiring "plain".
+
+    layer, depth, norm, share: of the inner stack, as in a model.
+    segment:  positions that the stack sees at once.
+    memory:   vectors that carry on.
+    position: added to the vectors of [memory; segment; memory], counted from 0: learned, sinusoidal. Those that act in
+              attention are named there, and count alike.
+    """
+
+    restarts = True
+    examples = (
+        {
+            "segment": 5,
+            "memory": 2,
+            "layer": [{"mixer": "attention", "feedforward": {"part": "mlp", "hidden": 20}, "wiring": "pre"}],
+            "norm": "layer",
+            "position": {"part": "learned", "length": 9},
+        },
+        {
+            "segment": 64,
+            "memory": 1,
+            "depth": 1,
+            "layer": {"mixer": {"part": "attention", "kv_heads": 1, "position": "rotary"}, "wiring": "post"},
+        },
+        {"segment": 3, "memory": 1, "depth": 1, "layer": {"mixer": "gru", "wiring": "pre"}},
+        {"segment": 1, "memory": 3, "depth": 1, "layer": {"mixer": "attention", "wiring": "pre"}, "norm": "rms"},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        layer: list | dict,
+        heads: int = 1,
+        depth: int = 1,
+        segment: int = 512,
+        memory: int = 10,
+        norm: Norm | str | dict = "none",
+        position: Position | str | dict = "none",
+        share: str = "none",
+        dropout: float = 0.0,
+        place: Place | None = None,
+    ):
+        super().__init__()
+        if segment < 1 or memory < 1:
+            raise UserError(f"segment and memory must be at least 1, not {segment} and {memory}")
+        self.width, self.segment, self.count = width, segment, memory
+        self.position = part(Position, position, width=width, dim=width, heads=1)
+        if any(self.position.acts(where) for where in ("query", "key", "bias", "read")):
+            raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
+        table = {"layer": layer, "depth": depth, "norm": norm, "share": share}
+        inherited = {"width": width, "heads": heads, "dropout": dropout, "place": Place(decoder=depth)}
+        self.stack = make(Stack, table, inherited, "recurrent_memory")
+        self.stack.must_stream()
+        if self.stack.width != width:
+            raise UserError(f"the layers turn width {width} into {self.stack.width}, and the memory must keep it")
+        for inner in self.modules():
+            if isinstance(inner, Position) and inner.limit is not None and inner.limit < self.span:
+                raise UserError(
+                    f"position '{name_of(inner)}' reaches {inner.limit}, and a segment with its memories is {self.span}"
+                )
+        self.memory = nn.Parameter(torch.empty(memory, width).normal_(std=width**-0.5))
+
+    @property
+    def span(self) -> int:
+        """Positions of [memory; segment; memory]."""
+        return self.segment + 2 * self.count
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Segment by segment from the first position, each in one go."""
+        if context.pattern is not None:
+            raise UserError("the memory holds everything, so no pattern given with the batch can be followed")
+        memory, outputs = self.memory.expand(len(x), -1, -1), []
+        for begin in range(0, x.shape[1], self.segment):
+            piece = x[:, begin : begin + self.segment]
+            last = begin + self.segment >= x.shape[1]
+            whole = torch.cat((memory, piece) if last else (memory, piece, memory), 1)
+            valid = None
+            if context.valid is not None:
+                real = (context.lengths - begin).clamp(0, self.segment)
+                real = torch.where(real == self.segment, self.span, real + self.count)
+                valid = torch.arange(whole.shape[1], device=x.device) < real[:, None]
+            inner = Context.begin(*whole.shape[:2], x.device, valid=valid)
+            y = self.stack(self.position.embed(whole, inner.positions[:1]), inner)
+            outputs.append(y[:, self.count : self.count + piece.shape[1]])
+            memory = y[:, self.count + piece.shape[1] :]
+        return torch.cat(outputs, 1)
+
+    def start(self, context: Context, capacity: int) -> Carried:
+        batch = context.positions.shape[0]
+        return Carried(self.memory.expand(batch, -1, -1), self._inner(batch))
+
+    def _inner(self, batch: int) -> tuple:
+        return self.stack.start(Context.begin(batch, 0, self.memory.device), self.span)
+
+    def step(self, x: Tensor, state: Carried, context: Context) -> tuple[Tensor, Carried]:
+        made, outputs = turns(context, self.segment), []
+        for turn in made:
+            opening = (turn.count > 0) & (turn.inside == 0)
+            if bool(opening.any()):
+                state = self._open(state, opening, turn)
+            y, inner = self._run(turn.take(x), state.inner, self.count + turn.inside, turn.valid)
+            state = state._replace(inner=inner)
+            outputs.append(y)
+        return join(outputs, made, context), state
+
+    def _open(self, state: Carried, rows: Tensor, turn: Turn) -> Carried:
+        """These rows (batch,) begin a segment: the one before is written into the memory, and the new one reads it."""
+        memory, filled = state.memory, torch.full_like(turn.begin, self.segment)
+        later = rows & (turn.begin > 0)
+        if bool(later.any()):
+            memory = choose(later, self.write(state, filled, later), memory)
+        inner = choose(rows, self._inner(len(rows)), state.inner)
+        return Carried(memory, self._run(memory, inner, torch.zeros_like(filled), rows[:, None])[1])
+
+    def write(self, state: Carried, filled: Tensor, rows: Tensor) -> Tensor:
+        """The memory (batch, memory, width) after a segment of `filled` (batch,) positions, for the rows that ask."""
+        return self._run(state.memory, state.inner, self.count + filled, rows[:, None])[0]
+
+    def _run(self, x: Tensor, inner: tuple, begin: Tensor, valid: Tensor) -> tuple[Tensor, tuple]:
+        context = Context.after(begin, x.shape[1], valid=valid.expand(x.shape[:2]))
+        return self.stack.step(self.position.embed(x, context.positions), inner, context)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        calls: Counter[tuple[int, int]] = Counter()  # how often the stack takes so many positions after so many others
+        at, end = past, past + length
+        while at < end:
+            inside = at % self.segment
+            if inside == 0:
+                calls[self.count, 0] += 1
+                calls[self.count, self.count + self.segment] += at > 0
+            new = min(self.segment - inside, end - at)
+            calls[new, self.count + inside] += 1
+            at += new
+        flops = sum(times * self.stack.cost(*call).flops for call, times in calls.items())
+        return Cost(flops, self.memory.numel() * self.memory.element_size() + self.stack.cost(self.span).state)
+
+    def growth(self) -> Growth:
+        return Growth(f"n·{self.span}·d", f"n/{self.segment}", f"n/{self.segment}")
+
+
+def choose(rows: Tensor, one: Any, two: Any) -> Any:
+    """The state `one` for these rows (batch,), `two` for the others."""
+    if isinstance(one, Tensor):
+        return torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, two)
+    if one is None:
+        return None
+    parts = [choose(rows, *pair) for pair in zip(one, two, strict=True)]
+    return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)

@@ -1,0 +1,86 @@
+"""Two mixers side by side on the same input, their outputs added.
+
+    y = left(x) + right(x)
+
+As where a decoder looks at itself and at the source at once: So et al. 2019, "The Evolved Transformer",
+arXiv:1901.11117.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.core import Context, Cost, Growth, Mixer, Place, UserError, part
+
+
+class Sides(NamedTuple):
+    left: tuple
+    right: tuple
+
+
+class Sum(Mixer[Sides]):
+    """left, right: the mixers. Each has as many heads as the layer unless it says otherwise."""
+
+    examples = (
+        {"left": {"part": "attention", "heads": 6}, "right": {"part": "attention", "over": "memory"}},
+        {"left": {"part": "attention", "pattern": "everything"}, "right": "mean"},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        left: Mixer | str | dict,
+        right: Mixer | str | dict,
+        heads: int = 1,
+        depth: int = 1,
+        dropout: float = 0.0,
+        place: Place | None = None,
+    ):
+        super().__init__()
+        self.width = width
+        inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": place}
+
+        def make(side: str, spec: Mixer | str | dict) -> Mixer:
+            try:
+                return part(Mixer, spec, width=width, **inherited)
+            except UserError as error:
+                raise UserError(error.message, (side, *error.path[1:])) from None
+
+        self.left, self.right = make("left", left), make("right", right)
+        if self.left.out_width != self.right.out_width:
+            raise UserError(
+                f"left gives {self.left.out_width} channels and right {self.right.out_width}, which cannot be added"
+            )
+
+    @property
+    def out_width(self) -> int:
+        return self.left.out_width
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.left.streams and self.right.streams
+
+    def start(self, context: Context, capacity: int) -> Sides:
+        return Sides(self.left.start(context, capacity), self.right.start(context, capacity))
+
+    def step(self, x: Tensor, state: Sides, context: Context) -> tuple[Tensor, Sides]:
+        left, left_state = self.left.step(x, state.left, context)
+        right, right_state = self.right.step(x, state.right, context)
+        return left + right, Sides(left_state, right_state)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.left(x, context) + self.right(x, context)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        left, right = self.left.cost(length, past), self.right.cost(length, past)
+        return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
+
+    def growth(self) -> Growth:
+        return self.left.growth().beside(self.right.growth())
+
+    def value_path(self) -> Iterator[Tensor]:
+        yield from self.left.value_path()
+        yield from self.right.value_path()

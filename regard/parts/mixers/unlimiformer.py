@@ -1,0 +1,105 @@
+"""Cross-attention that retrieves: of a memory of any length, each head of each query looks at the k keys nearest to it.
+
+    near(i) = the k keys j with the largest q_i . k_j        in each head
+    o_i     = sum over j in near(i) of  softmax_j(q_i . k_j / sqrt(dim))  v_j
+
+Bertsch et al. 2023, "Unlimiformer", arXiv:2305.01625. Softmax gives next to no weight to what is far, so that little is
+lost, and nothing with k at least the length of the memory. There are no weights of its own: a Transformer that was
+trained on short sources takes it as it is. The search is exact, and so compares a query with every key.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.core import Norm, Place, Position, Score, UserError
+from regard.kernels import See
+from regard.kernels.multihead import MultiHead
+from regard.kernels.reference import soft
+
+BLOCK = 256  # queries at a time, so that no more than that many rows of scores are held
+
+
+class Unlimiformer(MultiHead):
+    """Multi-head attention over the k nearest keys of the encoder's memory.
+
+    nearest:  k above.
+    The others are attention's own: kv_heads, dim, position, score (a dot product), bias, norm, qk_norm, weight_dropout.
+    """
+
+    examples = (
+        {"nearest": 3},
+        {"nearest": 5, "kv_heads": 1, "bias": False, "position": "rotary"},
+        {"nearest": 64},
+        {"nearest": 1, "position": "shaw"},
+    )
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        nearest: int,
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        qk_norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        place: Place | None = None,
+    ):
+        super().__init__(
+            width=width,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            over="memory",
+            position=position,
+            score=score,
+            bias=bias,
+            norm=norm,
+            qk_norm=qk_norm,
+            weight_dropout=weight_dropout,
+            place=place,
+        )
+        if nearest < 1:
+            raise UserError(f"nearest must be at least 1, not {nearest}")
+        if not self.score.is_dot:
+            raise UserError("the nearest keys are those of a dot product: choose a score that is one")
+        self.nearest = nearest
+
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
+        if keys.shape[1] <= self.nearest:
+            return super().look(x, keys, values, see, valid)
+        q, plain = self.queries(x, see.query_at)
+        share = self.heads // self.kv_heads
+        k, v = (t.transpose(1, 2).repeat_interleave(share, 1) for t in (keys, values))  # (batch, heads, m, dim)
+        if q.shape[2] <= BLOCK or self.attend.weights.watched:
+            y = self._retrieve(q, k, v, see, plain)
+        else:
+            again = torch.is_grad_enabled()
+            blocks = []
+            for begin in range(0, q.shape[2], BLOCK):  # the scores of a block are made again in the backward pass
+                some = slice(begin, begin + BLOCK)
+                block = (q[:, :, some], k, v, see._replace(query_at=see.query_at[:, some]), plain[:, :, some])
+                blocks.append(
+                    checkpoint(self._retrieve, *block, use_reentrant=False) if again else self._retrieve(*block)
+                )
+            y = torch.cat(blocks, 2)
+        return self.out(self.norm(y.transpose(1, 2).flatten(-2), valid))
+
+    def _retrieve(self, q: Tensor, k: Tensor, v: Tensor, see: See, plain: Tensor) -> Tensor:
+        scores = q @ k.mT  # (batch, heads, n, m)
+        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
+        scores = scores if bias is None else scores + bias
+        scores = scores.masked_fill((see.key_at < 0)[:, None, None, :], float("-inf"))
+        least = scores.detach().topk(self.nearest, -1, sorted=False).values.amin(-1, keepdim=True)
+        weights = self.attend.weights(soft(scores.masked_fill(scores < least, float("-inf"))))
+        weights = F.dropout(weights, self.attend.dropout, self.training)
+        y = weights @ v
+        more = self.position.read(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])
+        return y if more is None else y + more

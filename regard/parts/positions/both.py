@@ -1,0 +1,59 @@
+"""Two positions at once, such as rotary queries and keys with a learned bias on top: each acts where it acts.
+
+    q -> two(one(q))      k -> two(one(k))      bias = bias of one + bias of two
+
+Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, turns queries and keys and adds a bias as T5's.
+"""
+
+from torch import Tensor
+
+from regard.core import Position, UserError, part
+from regard.core.parts import name_of
+
+
+class Both(Position):
+    """one, two: positions that act in attention, one of which at most compares its places with the query."""
+
+    examples = (
+        {"one": "rotary", "two": "t5"},
+        {"one": {"part": "rotary", "fraction": 0.5}, "two": "alibi"},
+        {"one": "rotary", "two": "shaw"},
+    )
+
+    def __init__(self, width: int, heads: int, dim: int, one: Position | str | dict, two: Position | str | dict):
+        super().__init__()
+        self.one, self.two = (part(Position, spec, width=width, heads=heads, dim=dim) for spec in (one, two))
+        for position in (self.one, self.two):
+            if position.acts("embed"):
+                raise UserError(f"position '{name_of(position)}' acts on token vectors: name it in the embed")
+        if self.one.asks and self.two.asks:
+            raise UserError("only one of two positions may compare places with the query")
+        self.relative = self.one.relative and self.two.relative
+        self.asks = self.one.asks or self.two.asks
+
+    def query(self, q: Tensor, at: Tensor) -> Tensor:
+        return self.two.query(self.one.query(q, at), at)
+
+    def key(self, k: Tensor, at: Tensor) -> Tensor:
+        return self.two.key(self.one.key(k, at), at)
+
+    def probe(self, q: Tensor) -> Tensor:
+        return (self.one if self.one.asks else self.two).probe(q)
+
+    def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor | None:
+        return _sum(*(position.bias(query_at, key_at, q) for position in (self.one, self.two)))
+
+    def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor | None:
+        return _sum(*(position.read(weights, query_at, key_at) for position in (self.one, self.two)))
+
+    def flops(self, queries: int, keys: int, looks: float) -> int:
+        return self.one.flops(queries, keys, looks) + self.two.flops(queries, keys, looks)
+
+    def acts(self, place: str) -> bool:
+        return self.one.acts(place) or self.two.acts(place)
+
+
+def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    if one is None or two is None:
+        return two if one is None else one
+    return one + two
