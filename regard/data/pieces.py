@@ -177,8 +177,8 @@ def _pretokenised(texts: Texts, size: int, steps: list[Any]) -> Inner:
     return _whole(texts, size, inner)
 
 
-def _labels(texts: Texts, size: int, steps: list[Any]) -> Inner:
-    """The whole text is one token."""
+def labels(texts: Texts) -> Inner:
+    """A whole text is one token."""
     names = sorted({text.strip() for text in texts})
     if len(names) < 2:
         raise UserError(f"labels need at least two, and there is only '{''.join(names)}'")
@@ -198,6 +198,5 @@ KINDS = {
     "words": Kind(_words, 32000),
     "characters": Kind(_characters, 32000),
     "bytes": Kind(_bytes, 260, 256),
-    "labels": Kind(_labels, 2**31),
     "pretokenised": Kind(_pretokenised, 128000),
 }

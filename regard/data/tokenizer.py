@@ -6,7 +6,6 @@
     characters, bytes one token each
     words             words and punctuation marks
     pretokenised      whatever stands between spaces
-    labels            a whole text is one token
 
 BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959.
 """
@@ -23,7 +22,7 @@ import tokenizers
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest, short
 
-from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, normal_steps
+from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps
 
 VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
 
@@ -69,6 +68,11 @@ class Tokenizer:
             return cls(chosen.learn(texts, size, normal_steps(normalise, lowercase)))
         except BaseException as error:
             raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
+
+    @classmethod
+    def of_labels(cls, texts: Iterable[str]) -> Tokenizer:
+        """A whole text is one token: the label of another text."""
+        return cls(labels(texts))
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:

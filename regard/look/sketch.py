@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from regard.core import Model, Stack, UserError, build
+from regard.core import Model, Position, Stack, UserError, build
 from regard.core.recipe import Recipe
 
 MAKERS = (torch.empty, torch.rand, torch.randn)
@@ -62,7 +62,12 @@ def parameters(recipe: Recipe) -> int:
     stacks = [model.encoder, model.stack] if model.encoder is not None else [model.stack]
     total = count(model)
     for stack, is_shared in zip(stacks, shared, strict=True):
-        if stack.shared or any(mixer.out_width != mixer.width for layer in stack._layers for mixer in layer.mixers):
+        differs = type(stack.position).for_layer is not Position.for_layer
+        if (
+            differs
+            or stack.shared
+            or any(mixer.out_width != mixer.width for layer in stack._layers for mixer in layer.mixers)
+        ):
             return count(sketch(recipe))  # layers have weights in common, or a width depends on the one before it
         if not is_shared:
             kinds = stack._layers[: stack.kinds]

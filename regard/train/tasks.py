@@ -206,7 +206,7 @@ class Labels(Task):
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         self.source = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, 0)
-        self.target = Tokenizer.train("labels", corpus.train.texts(1))
+        self.target = Tokenizer.of_labels(corpus.train.texts(1))
 
     def complete(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.source.size

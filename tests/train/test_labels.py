@@ -87,7 +87,7 @@ def test_one_label_is_none(tmp_path):
 
 
 def test_batches_hold_each_text_beside_its_label():
-    labels = Tokenizer.train("labels", ["new york", "paris", " paris "])
+    labels = Tokenizer.of_labels(["new york", "paris", " paris "])
     assert labels.labels == 2
     assert labels.tokens([FIRST_LABEL, FIRST_LABEL + 1]) == ["new york", "paris"]
     assert labels.encode(["paris ", "rome"]) == [[FIRST_LABEL + 1], [labels.unk]]
