@@ -81,7 +81,7 @@ def train(
     steps: Steps = None,
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps, ...")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; cpu, or where the run was.")] = None,
     threads: Annotated[int, typer.Option(help="0: as many as there are cores.")] = 0,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
     as_json: AsJson = False,
@@ -99,7 +99,7 @@ def train(
         if resume is not None:
             if recipe is not None or data is not None or out is not None:
                 raise UserError("--resume goes on with a run as it is: leave out the recipe, --data and --out")
-            prepared = jobs.resume(resume, bounds, bar.say, bar.tick)
+            prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
             if recipe is None:
                 raise UserError("which recipe? Say regard train RECIPE --data ..., or --resume RUN")
@@ -109,7 +109,7 @@ def train(
             job = jobs.Job(
                 recipe, str(out or next_folder(recipe)), size, [*chosen, *(sets or [])], data, source, target, dev,
                 test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
-                any_reference=any_reference, device=device, threads=threads,
+                any_reference=any_reference, device=device or "cpu", threads=threads,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
         try:

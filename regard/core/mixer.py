@@ -119,6 +119,15 @@ def select(state: Any, rows: Tensor) -> Any:
     return each(state, lambda tensor: tensor.index_select(0, rows))
 
 
+def alike(one: Any, two: Any) -> bool:
+    """Whether two states are of one make: the same names, and the same channels behind batch and time."""
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return one.dim() == two.dim() and one.shape[2:] == two.shape[2:] and one.dtype == two.dtype
+    if type(one) is not type(two) or not isinstance(one, tuple):
+        return one is None and two is None
+    return len(one) == len(two) and all(alike(*pair) for pair in zip(one, two, strict=True))
+
+
 def state_bytes(state: Any) -> int:
     """Bytes held by a state."""
     total = 0

@@ -12,7 +12,7 @@ from .context import Context, Memory, check_valid
 from .embed import Embed
 from .errors import UserError, nearest
 from .head import Head
-from .mixer import Cost, Mixer
+from .mixer import Cost, Mixer, alike
 from .norm import Norm
 from .parts import make, part
 from .passes import Pass
@@ -193,6 +193,8 @@ class Model(nn.Module):
     ) -> tuple[Tensor, State]:
         """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
         batch, time = self.embed.extent(tokens)
+        if not isinstance(state, State):
+            raise UserError(f"a step goes on from a state that `start` or `step` gave, not from {type(state).__name__}")
         if state.lengths.shape[0] != batch:
             raise UserError(f"a state of {state.lengths.shape[0]} rows cannot go on with a batch of {batch}")
         if valid is not None:
@@ -200,8 +202,22 @@ class Model(nn.Module):
         context = Context.after(state.lengths, time, valid=valid, segments=segments)
         if self.limit is not None and context.last >= self.limit:
             raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
-        x, layers = self.stack.step(self.embed(tokens, context), state.layers, context)
+        try:
+            x, layers = self.stack.step(self.embed(tokens, context), state.layers, context)
+        except UserError:
+            raise
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            if self._owns(state):
+                raise
+            raise UserError("this state is of another model: begin with `start` of the model that steps") from None
         return self.head(x, context), State(state.lengths + context.lengths, layers)
+
+    def _owns(self, state: State) -> bool:
+        """Whether a state looks like those of this model; asked only when a step has failed."""
+        memory = None
+        if self.source_embed is not None:
+            memory = self.encode(self.source_embed.draw(1, 1).to(state.lengths.device))
+        return alike(self.start(1, 1, memory=memory).layers, state.layers)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         """Of `length` positions of the decoder side (or of the encoder, when it is alone) for one sequence."""

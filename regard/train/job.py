@@ -204,10 +204,15 @@ def start(job: Job, say: Say = print, tick: Tick = unseen) -> Prepared:
 
 
 def resume(
-    folder: str | Path, bounds: dict[str, float] | None = None, say: Say = print, tick: Tick = unseen
+    folder: str | Path,
+    bounds: dict[str, float] | None = None,
+    say: Say = print,
+    tick: Tick = unseen,
+    device: str | None = None,
+    threads: int | None = None,
 ) -> Prepared:
     """Go on with a run. `bounds` (steps, minutes, epochs, of the whole run) are its new end, also of one that was
-    finished."""
+    finished. device, threads: where and with how many it goes on, if not as before."""
     run = Path(folder)
     if not (run / "run.json").exists():
         raise UserError(f"{short(run)} holds no run to go on with: there is no run.json in it")
@@ -217,4 +222,5 @@ def resume(
             job = Job(**told["job"])
         except (KeyError, TypeError) as error:
             raise UserError(f"{short(run / 'run.json')} does not describe a run: {in_one_line(error)}") from None
-        return Prepared(replace(job, run=str(run)), say, tick, told, bounds)
+        there = {"device": job.device if device is None else device, "threads": threads or job.threads}
+        return Prepared(replace(job, run=str(run), **there), say, tick, told, bounds)
