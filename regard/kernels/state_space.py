@@ -82,6 +82,8 @@ class StateSpace(Mixer[Hidden]):
         self.b = nn.Parameter(torch.empty(width, half, 2))
         self.c = nn.Parameter(torch.randn(width, half, 2) * 0.5**0.5)
         self.skip = nn.Parameter(torch.randn(width))
+        for parameter in (self.log_real, self.imag, self.b, self.c):
+            parameter.decays = False  # type: ignore[attr-defined]
         self.bend = bend(activation)
         self.gated = out == "glu"
         self.out = nn.Identity() if out == "none" else nn.Linear(width, 2 * width if self.gated else width)

@@ -73,8 +73,8 @@ class Optimiser:
 
 def _one(parameters: list[nn.Parameter], s: Settings) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": s.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if _decays(p)], "weight_decay": s.weight_decay},
+        {"params": [p for p in parameters if not _decays(p)], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if s.optimiser == "adafactor":
@@ -83,6 +83,11 @@ def _one(parameters: list[nn.Parameter], s: Settings) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, s.lr, momentum=s.beta1)
     kind = torch.optim.Adam if s.optimiser == "adam" else torch.optim.AdamW
     return kind(groups, s.lr, (s.beta1, s.beta2), s.eps, fused=_fused(parameters))
+
+
+def _decays(parameter: nn.Parameter) -> bool:
+    """Vectors do not decay, nor does what a part has marked by `decays = False`: rates, poles, places."""
+    return parameter.dim() > 1 and getattr(parameter, "decays", True)
 
 
 def _muon(model: nn.Module, parameters: list[nn.Parameter], s: Settings) -> list[torch.optim.Optimizer]:

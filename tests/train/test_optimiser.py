@@ -118,3 +118,19 @@ def test_of_another_model(model):
     optimiser = Optimiser(model(), Settings())
     with pytest.raises(UserError, match="knows 'elsewhere'"):
         optimiser.restore({"elsewhere/step": torch.tensor(1.0)})
+
+
+def test_what_does_not_decay():
+    """With a gradient of zero, only weight decay moves anything: matrices, not vectors, nor what a part has marked."""
+    import regard
+
+    model = regard.build("s4", size="tiny", vocab=13)
+    optimiser = Optimiser(model, Settings(optimiser="adamw", weight_decay=0.5))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimiser.step(0.1, 0.0)
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all(before[name].dim() > 1 for name in moved)
+    assert not {name for name in moved if name.rpartition(".")[2] in ("log_real", "imag", "b", "c", "p")}

@@ -39,6 +39,7 @@ class S4(StateSpace):
     ):
         super().__init__(width, state, shortest, longest, activation, out)
         self.p = nn.Parameter(torch.empty(width, state // 2, 2))
+        self.p.decays = False  # type: ignore[attr-defined]
         imag, p, b = hippo(state)
         with torch.no_grad():
             self.imag.copy_(imag.expand(width, -1))
