@@ -31,7 +31,7 @@ SETTINGS = {
     "train.warmup": 100,
     "train.beta2": 0.99,
     "train.weight_decay": 0.1,
-    "train.evaluate": 250,
+    "train.evaluate": 1000,
 }
 THEIRS = {
     "device": "cpu",

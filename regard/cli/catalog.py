@@ -35,21 +35,21 @@ def systems(
     rows = list(_systems())
     if as_json:
         return dump(rows)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", row_styles=["", "dim"])
     table.add_column("system", no_wrap=True, style="bold")
     table.add_column("year", no_wrap=True)
-    table.add_column("idea and paper", ratio=1)
+    table.add_column("idea", ratio=1)
     table.add_column("size", no_wrap=True)
     table.add_column("parameters", no_wrap=True, justify="right")
     from regard.look.recipe import amount
 
     for row in rows:
-        idea = Text(row["idea"]).append(f"\n{row['paper']}", style="dim")
         names, counts = "\n".join(row["sizes"]), "\n".join(amount(n) for n in row["sizes"].values())
-        table.add_row(row["name"], str(row["year"] or ""), idea, names, counts)
+        table.add_row(row["name"], str(row["year"] or ""), row["idea"], names, counts)
     console = Console()
     console.print(table)
     console.print(f"* the default. Parameters are at a vocabulary of {VOCAB:,} unless a recipe has its own.")
+    console.print("regard show NAME draws one, with its costs and its paper.")
 
 
 def page() -> str:
