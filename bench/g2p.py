@@ -23,14 +23,14 @@ from regard.evaluate import gather
 from regard.metrics import measure
 
 SETTINGS = {
-    "model.width": 256,
+    "model.width": 192,
     "model.heads": 4,
     "model.encoder.depth": 4,
     "model.decoder.depth": 2,
     "model.tie": "target",
-    "model.dropout": 0.15,
-    "model.encoder.layer.0.feedforward.hidden": 768,
-    "model.decoder.layer.0.feedforward.hidden": 768,
+    "model.dropout": 0.1,
+    "model.encoder.layer.0.feedforward.hidden": 512,
+    "model.decoder.layer.0.feedforward.hidden": 512,
     "train.batch": 3072,
     "train.lr": 0.001,
     "train.warmup": 1000,

@@ -61,7 +61,7 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
     assert main(["evaluate", str(out), "--part", "dev"]) == 0
     assert "perplexity" in capsys.readouterr().out
 
-    assert main(["train", "--resume", str(out), "--steps", "9", "--json"]) == 0
+    assert main(["train", "--resume", str(out), "--steps", "9", "--threads", "1", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 9
 
 

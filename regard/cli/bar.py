@@ -1,4 +1,5 @@
-"""What a person sees while a model learns: one line that moves, or now and then a line where nothing can move."""
+"""What a person sees while a model learns: a bar and a line under it that move, or a line now and then where nothing
+can move."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
 
 EVERY = 30.0  # seconds between lines where the output is no terminal
 
@@ -21,15 +24,13 @@ class Bar:
         self.moving = console.is_terminal
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.percentage:3.0f} %"),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"),
             console=console,
             expand=True,
         )
+        self.line = Text()
         self.task: Any = None
-        self.counted = ""
         self.told = time.monotonic()
         self.shown: dict[str, float] = {}
 
@@ -40,8 +41,8 @@ class Bar:
         if not self.moving:
             return
         if self.task is None:
-            self.task = self.progress.add_task(what, total=None, left="")
-        self.progress.update(self.task, description=f"{what} {done:,}" if done else what)
+            self.task = self.progress.add_task("", total=None)
+        self.line.plain = f"  {what} {done:,}" if done else f"  {what}"
 
     def report(self, now: Any) -> None:
         loss = f"loss {now.loss:.3f}"
@@ -49,10 +50,11 @@ class Bar:
         speed = f"{now.speed:,.0f} tokens/s"
         left = "" if now.left is None else f"{clock(now.left)} left"
         if self.moving:
-            text = f"step {now.step:,}  {loss}" + (f"  dev: {measured}" if measured else "") + f"  {speed}"
+            self.line.plain = f"  step {now.step:,}  {loss}" + (f"  dev: {measured}" if measured else "")
             if self.task is None:
-                self.task = self.progress.add_task(text, total=1.0, left=left)
-            self.progress.update(self.task, description=text, total=1.0, completed=now.done, left=left)
+                self.task = self.progress.add_task("", total=1.0)
+            told = "  ".join(part for part in (f"{100 * now.done:.0f} %", speed, left) if part)
+            self.progress.update(self.task, description=told, total=1.0, completed=now.done)
         elif time.monotonic() - self.told > EVERY or now.metrics != self.shown:
             self.told, self.shown = time.monotonic(), now.metrics
             parts = [f"step {now.step:,}", f"epoch {now.epoch:.2f}", loss, measured and f"dev: {measured}", speed, left]
@@ -63,7 +65,7 @@ class Bar:
         if not self.moving:
             yield self
             return
-        with self.progress:
+        with Live(Group(self.progress, self.line), console=self.console, refresh_per_second=8):
             yield self
 
 

@@ -29,6 +29,7 @@ from .stop import Stop, Stopped
 
 PARTS = 20  # of a run: where nothing else is said, it is evaluated after each
 RESCUE = 300.0  # seconds without a checkpoint, after which there is one out of turn
+SHARE = 4  # a run that is given minutes learns so many times as long as it is evaluated
 SETBACKS = 5  # without a checkpoint between them, after which a run that goes bad is given up
 
 
@@ -83,6 +84,7 @@ class Trainer:
         self.pending = False  # an evaluation was due and could not be finished
         self.setbacks = 0
         self._before, self._begun, self._saved = 0.0, time.perf_counter(), time.perf_counter()
+        self._looked = (0.0, 0.0)  # when the last evaluation ended, and how long it took
 
     @property
     def model(self) -> Model:
@@ -142,7 +144,7 @@ class Trainer:
             self.setbacks = 0
         progress = self.progress
         over = progress >= 1
-        due = over or self._divides(self.settings.evaluate, int(PARTS * progress) > part)
+        due = over or self._divides(self.settings.evaluate, int(PARTS * progress) > part and self._affordable)
         save = over or self._divides(self.settings.save, due)
         self._tell()
         if (due or save) and not self.learner.sound():
@@ -154,6 +156,12 @@ class Trainer:
             self.save()
         self.report(self._progress())
         return over or self._gave_up
+
+    @property
+    def _affordable(self) -> bool:
+        """Of a run that is bounded by the clock alone, little time goes into evaluations."""
+        s, (ended, taken) = self.settings, self._looked
+        return bool(s.steps or s.epochs) or time.perf_counter() - ended >= SHARE * taken
 
     def _divides(self, every: int, otherwise: bool) -> bool:
         return self.step % every == 0 if every else otherwise
@@ -184,10 +192,12 @@ class Trainer:
         """Whether this is the best so far."""
         if self.evaluate is None:
             return False
+        begun = time.perf_counter()
         try:
             with self.learner.shown(), self.stop.breakable():
                 found = self.evaluate(self.model)
             self.pending = False
+            self._looked = (time.perf_counter(), time.perf_counter() - begun)
         except Stopped:
             self.pending = True
             return False

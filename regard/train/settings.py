@@ -36,7 +36,7 @@ class Settings:
     steps, minutes, epochs: whichever comes first ends the run. Minutes are of the clock, evaluations among them, and
                    are counted over all resumptions.
     evaluate:      steps between evaluations on the dev set; 0: at every twentieth of the run, so that a run of two
-                   minutes is looked at every 6 seconds, one of two hours every 6 minutes.
+                   hours is looked at every 6 minutes; in a run of minutes alone, they take a fifth of it at the most.
     save:          steps between checkpoints; 0: at every evaluation. A new best is kept at once, and when five minutes
                    have passed without a checkpoint there is one more, which is not averaged.
     keep:          checkpoints that stay, besides the best.

@@ -81,6 +81,29 @@ def test_minutes(trainer, monkeypatch):
     assert one.step == 6  # at 0, 10, 50, 60, 100 and 110 seconds; the last evaluation takes until after the end
 
 
+def test_evaluations_take_a_fifth_of_the_minutes(trainer, monkeypatch):
+    """A twentieth of a minute is 3 seconds; a judge of 5 is asked once in 25."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+
+    def judge(model):
+        asked.append(now[0])
+        now[0] += 5
+        return {"loss": 1.0}
+
+    one = trainer(steps=0, minutes=1)
+    one.evaluate = judge
+    learn = one.learner.advance
+
+    def advance(rate):
+        now[0] += 1
+        return learn(rate)
+
+    one.learner.advance = advance
+    one.train()
+    assert asked == [3, 30, 57]  # twentieths that come once it may be asked again; the last takes until the end
+
+
 def test_no_end(trainer):
     with pytest.raises(UserError, match="a run needs an end"):
         trainer(steps=0)
