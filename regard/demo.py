@@ -27,8 +27,8 @@ METRICS = {"sequence_error": "word error", "token_error": "phoneme error"}
 QUICK = {
     "model.depth": 2,
     "model.dropout": 0.0,
-    "train.batch": 1500,
-    "train.lr": 0.002,
+    "train.batch": 1000,
+    "train.lr": 0.0025,
     "train.warmup": 200,
     "train.schedule": "linear",
 }
