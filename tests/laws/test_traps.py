@@ -70,8 +70,7 @@ def test_nothing_but_padding(name, index):
 @pytest.mark.parametrize("length", [2, 67])
 def test_odd_lengths(name, index, length):
     mixer = make(name, index)
-    if mixer.limit is not None and length > mixer.limit:
-        return
+    length = min(length, mixer.limit or length)
     x = torch.randn(1, length, mixer.width, requires_grad=True)
     y = run(mixer, x, None, memory_for(1, torch.float32))
     y.square().sum().backward()

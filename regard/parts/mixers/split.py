@@ -7,21 +7,14 @@ Wu et al. 2020, "Lite Transformer with Long-Short Range Attention", arXiv:2004.1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from regard.core import Context, Cost, Growth, Mixer, Place, UserError, part
+from regard.core import Context, Mixer, Place, UserError, part
+from regard.kernels.beside import Beside, Sides
 
 
-class Sides(NamedTuple):
-    left: tuple
-    right: tuple
-
-
-class Split(Mixer[Sides]):
+class Split(Beside):
     """left, right: the mixers. Each has as many heads as the layer unless it says otherwise.
     share:          of the channels that go to the left one.
     """
@@ -67,13 +60,6 @@ class Split(Mixer[Sides]):
     def out_width(self) -> int:
         return self.left.out_width + self.right.out_width
 
-    @property
-    def streams(self) -> bool:  # type: ignore[override]
-        return self.left.streams and self.right.streams
-
-    def start(self, context: Context, capacity: int) -> Sides:
-        return Sides(self.left.start(context, capacity), self.right.start(context, capacity))
-
     def step(self, x: Tensor, state: Sides, context: Context) -> tuple[Tensor, Sides]:
         near, far = x.split(self.widths, -1)
         left, left_state = self.left.step(near, state.left, context)
@@ -83,14 +69,3 @@ class Split(Mixer[Sides]):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         near, far = x.split(self.widths, -1)
         return torch.cat((self.left(near, context), self.right(far, context)), -1)
-
-    def cost(self, length: int, past: int = 0) -> Cost:
-        left, right = self.left.cost(length, past), self.right.cost(length, past)
-        return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
-
-    def growth(self) -> Growth:
-        return self.left.growth().beside(self.right.growth())
-
-    def value_path(self) -> Iterator[Tensor]:
-        yield from self.left.value_path()
-        yield from self.right.value_path()

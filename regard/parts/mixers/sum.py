@@ -8,20 +8,13 @@ arXiv:1901.11117.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from torch import Tensor
 
-from regard.core import Context, Cost, Growth, Mixer, Place, UserError, part
+from regard.core import Context, Mixer, Place, UserError, part
+from regard.kernels.beside import Beside, Sides
 
 
-class Sides(NamedTuple):
-    left: tuple
-    right: tuple
-
-
-class Sum(Mixer[Sides]):
+class Sum(Beside):
     """left, right: the mixers. Each has as many heads as the layer unless it says otherwise."""
 
     examples = (
@@ -59,13 +52,6 @@ class Sum(Mixer[Sides]):
     def out_width(self) -> int:
         return self.left.out_width
 
-    @property
-    def streams(self) -> bool:  # type: ignore[override]
-        return self.left.streams and self.right.streams
-
-    def start(self, context: Context, capacity: int) -> Sides:
-        return Sides(self.left.start(context, capacity), self.right.start(context, capacity))
-
     def step(self, x: Tensor, state: Sides, context: Context) -> tuple[Tensor, Sides]:
         left, left_state = self.left.step(x, state.left, context)
         right, right_state = self.right.step(x, state.right, context)
@@ -73,14 +59,3 @@ class Sum(Mixer[Sides]):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         return self.left(x, context) + self.right(x, context)
-
-    def cost(self, length: int, past: int = 0) -> Cost:
-        left, right = self.left.cost(length, past), self.right.cost(length, past)
-        return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
-
-    def growth(self) -> Growth:
-        return self.left.growth().beside(self.right.growth())
-
-    def value_path(self) -> Iterator[Tensor]:
-        yield from self.left.value_path()
-        yield from self.right.value_path()
