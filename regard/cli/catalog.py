@@ -100,8 +100,6 @@ def show(
     with _told_of(name):
         described = describe(sketch(recipe))
     if png is not None:
-        if not png.absolute().parent.is_dir():
-            raise UserError(f"there is no folder {png.parent} to write {png.name} into")
         picture.png(described, png)
     if as_json:
         return dump(asdict(described))

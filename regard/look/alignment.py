@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.core import UserError
+
+from . import picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow to import, and needed for images alone
@@ -22,22 +22,8 @@ def png(
     weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str], path: str | Path, title: str = ""
 ) -> Path:
     """Into a file, renamed when it is done: never half a picture."""
-    path = Path(path)
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"there is no folder '{path.parent}' to write the picture '{path.name}' to")
-    drawn = figure(weights, source, target, title)
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # then there is a box for it
-            warnings.filterwarnings("ignore", message="Matplotlib currently does not support")  # some scripts' shapes
-            drawn.savefig(half, format="png", dpi=130)
-        half.replace(path)
-    except OSError as error:
-        raise UserError(f"the picture '{path}' cannot be written: {error.strerror}") from None
-    finally:
-        half.unlink(missing_ok=True)
-    return path
+    path = picture.place(path)
+    return picture.write(figure(weights, source, target, title), path, 130)
 
 
 def figure(weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str], title: str = "") -> Figure:
@@ -54,7 +40,7 @@ def figure(weights: Sequence[Sequence[float]], source: Sequence[str], target: Se
     axes = drawn.add_subplot()
     fonts = ["DejaVu Sans", *(font for font in fontManager.get_font_names() if font in WIDE)]
     most = max(0.5, *(max(row) for row in weights))
-    picture = axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto", interpolation="nearest")
+    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto", interpolation="nearest")
     for axis, side in ((axes.xaxis, source), (axes.yaxis, target)):
         every = -(-len(side) // LARGEST)
         axis.set_ticks(range(0, len(side), every), [_shown(token) for token in side[::every]])
@@ -67,7 +53,7 @@ def figure(weights: Sequence[Sequence[float]], source: Sequence[str], target: Se
         axes.set_yticks([i - 0.5 for i in range(1, len(target))], minor=True)
         axes.grid(which="minor", color="0.9", linewidth=0.5)
         axes.tick_params(which="minor", length=0, top=False)
-    drawn.colorbar(picture, ax=axes, label="share of attention", fraction=0.05)
+    drawn.colorbar(image, ax=axes, label="share of attention", fraction=0.05)
     if title:
         axes.set_title(title, parse_math=False, family=fonts)
     return drawn

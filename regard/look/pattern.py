@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,8 @@ from torch import Tensor
 
 from regard.core import Pattern, UserError
 from regard.core.pattern import pairs, slots
+
+from . import picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow to import, and needed for images alone
@@ -40,19 +41,8 @@ def text(pattern: Pattern | str, length: int = 32, ascii: bool = False) -> str:
 
 def png(pattern: Pattern | str, length: int, path: str | Path) -> Path:
     """The same as an image: queries are rows, keys are columns, dark where a query may look."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder '{path.parent}' to write the picture '{path.name}' to")
-    drawn = figure(pattern, length)
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")  # renamed when done: never half a picture
-    try:
-        drawn.savefig(half, format="png", dpi=150)
-        half.replace(path)
-    except OSError as error:
-        raise UserError(f"the picture '{path}' cannot be written: {error.strerror}") from None
-    finally:
-        half.unlink(missing_ok=True)
-    return path
+    path = picture.place(path)
+    return picture.write(figure(pattern, length), path, 150)
 
 
 def figure(pattern: Pattern | str, length: int) -> Figure:

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import pattern as pattern_picture
 from .anatomy import Box, Picture, Tower
+from .picture import write
 
 INK, PALE = "#222222", "#777777"
 COLOURS = {"embed": "#e8dff5", "feedforward": "#fde8cf", "cross": "#d9efdc", "wiring": "#eeeeee", "norm": "#eeeeee"}
@@ -174,9 +175,7 @@ def png(picture: Picture, path: str | Path) -> None:
         axes.plot([into - 0.58 - (COLUMN - 0.7) / 2, aside, aside], [out, out, middle], color=INK, linewidth=1)
         axes.annotate("", (into, middle), (aside, middle), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0})
     axes.text(0.3, foot - 0.1, "\n".join(costs), size=7.5, family="monospace", va="top", color=INK)
-    beside = Path(f"{path}.part")
-    figure.savefig(beside, format="png")
-    beside.replace(path)
+    write(figure, path)
 
 
 def _height(tower: Tower) -> float:
