@@ -1,6 +1,6 @@
 """Spelling to pronunciation on the CMU dictionary, beside the package g2p_en on the same words.
 
-    python bench/g2p.py --write          an hour and a half on two cores; stopped, it goes on where it was
+    python bench/g2p.py --write          two hours and a half on one core; stopped, it goes on where it was
 
 Data: ../shared/data/cmudict-g2p. Stress is left out, and a word counts as right if it matches any of its listed
 pronunciations. g2p_en answers by its network alone, which has learned from the whole dictionary, test words included.
@@ -31,7 +31,7 @@ SETTINGS = {
     "model.dropout": 0.1,
     "model.encoder.layer.0.feedforward.hidden": 512,
     "model.decoder.layer.0.feedforward.hidden": 512,
-    "train.batch": 3072,
+    "train.batch": 1024,
     "train.lr": 0.001,
     "train.warmup": 1000,
     "train.schedule": "linear",
@@ -65,7 +65,7 @@ def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--run", type=Path, default=Path("runs/cmudict"))
-    parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("--steps", type=int, default=28_000)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
@@ -74,7 +74,7 @@ def main() -> None:
     sets = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     runs.train(
         given.run, "transformer", "--size", "tiny", "--data", str(data), "--tokenizer", "characters,pretokenised",
-        "--any-reference", "--seed", "1", "--minutes", str(given.minutes), "--metric", "sequence_error",
+        "--any-reference", "--seed", "1", "--steps", str(given.steps), "--metric", "sequence_error",
         "--metric", "token_error", *sets, "--threads", str(given.threads),
     )  # fmt: skip
     asked = [word for name in METRICS for word in ("--metric", name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -17,25 +18,33 @@ import torch
 
 from regard import metrics as measures
 from regard.core import UserError
-from regard.data.batches import Batch, Batches, Bucketed, Labelled, once
-from regard.label import Labeller
-from regard.nodes import NodeLabeller
+from regard.data import KINDS
+from regard.data.batches import Batch, Batches, Bucketed, once
+from regard.data.streams import in_order
 from regard.run import Run, Way
 from regard.train.dev import FORCED, windows
 from regard.train.learner import Objective
-from regard.train.objectives.classify import Classify
 from regard.train.objectives.next_token import NextToken
+from regard.train.objectives.segments import Segments, remembering
 from regard.train.settings import Settings
+from regard.use.nodes import NodeLabeller
+from regard.use.reader import Reader
 
 KNOWN = (*FORCED, *measures.KNOWN)
 BUDGET = 8192  # tokens of a batch
+WANTED = {
+    "text": "texts, not pairs",
+    "pairs": "pairs of source and target",
+    "matches": "two texts and what is between them",
+    "tags": "words and their tags",
+}
 
 Row = tuple[str, ...]  # source and target, or a text
 Tick = Callable[[int], None]
 
 
 def evaluate(
-    run: Run | Labeller | NodeLabeller,
+    run: Run | Reader | NodeLabeller,
     lines: Iterable[Row],
     metrics: Sequence[str] = ("loss", "perplexity"),
     way: Way | None = None,
@@ -43,6 +52,7 @@ def evaluate(
     tick: Tick = lambda done: None,
     tokenize: str | None = None,
     lowercase: bool = False,
+    memory: int | None = None,
 ) -> dict[str, Any]:
     """What can be told as JSON: scores, the signatures of those that have one, counts, and seconds.
 
@@ -51,9 +61,11 @@ def evaluate(
     any_reference: where a source stands on several lines, it is answered once and each of its targets is right.
     tick:          called with a number of examples that are done, first for the loss, then for the answers.
     tokenize, lowercase: as in `metrics.measure`.
+    memory:        a text is read in segments, each remembering so many positions before it; 0: none; None: as the
+                   model was trained.
     """
-    if isinstance(run, NodeLabeller):
-        return run.evaluate(lines, metrics)  # type: ignore[arg-type]
+    if hasattr(run, "evaluate"):  # in its own way
+        return run.evaluate(lines, metrics)
     measures.check(metrics, KNOWN)
     forced, answered = ([name for name in metrics if (name in FORCED) == kind] for kind in (True, False))
     if answered and not run.pairs:
@@ -61,12 +73,13 @@ def evaluate(
     rows = list(lines)
     if not rows:
         raise UserError("there is nothing to evaluate: the data has no example")
-    if any(len(row) != (2 if run.pairs else 1) for row in rows):
-        raise UserError(f"this model wants {'pairs of source and target' if run.pairs else 'texts, not pairs'}")
+    kind = getattr(run, "reads", "pairs") if run.pairs else "text"
+    if any(len(row) != KINDS[kind] for row in rows):
+        raise UserError(f"this model wants {WANTED[kind]}")
     told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"examples": len(rows)}, "seconds": {}}
     if forced:
         begun = time.perf_counter()
-        nll, count, left_out = loss(run, rows, tick)
+        nll, count, left_out = loss(run, rows, tick, memory)
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         told["scores"] |= {name: values[name] for name in forced}
         told["counts"] |= {"tokens": count, "left_out": left_out}
@@ -90,7 +103,8 @@ def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[li
     all."""
     targets: dict[str | int, list[str]] = {}
     sources: dict[str | int, str] = {}
-    for number, (source, target) in enumerate(lines):
+    for number, (*texts, target) in enumerate(lines):
+        source: Any = texts[0] if len(texts) == 1 else tuple(texts)
         key = source if any_reference else number
         if key not in targets and most and len(targets) == most:
             if not any_reference:
@@ -102,15 +116,29 @@ def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[li
 
 
 @torch.no_grad()
-def loss(run: Run | Labeller, rows: Sequence[Row], tick: Tick = lambda done: None) -> tuple[float, int, int]:
+def loss(
+    run: Run | Reader, rows: Sequence[Row], tick: Tick = lambda done: None, memory: int | None = None
+) -> tuple[float, int, int]:
     """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked."""
-    objective: Objective = Classify() if isinstance(run, Labeller) else NextToken()
-    nll, count = 0.0, 0
-    batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick), 0)
-    for batch in batches:
-        found = objective(run.model, batch.to(run.device))
-        nll, count = nll + float(found.nll), count + found.count
+    objective: Objective = run.objective() if isinstance(run, Reader) else NextToken()
+    nll, count, kept = 0.0, 0, nullcontext()
+    if memory is not None and (memory < 0 or isinstance(run, Reader) or run.pairs):
+        raise UserError("memory is a number of positions from 0 on, for a language model that reads a running text")
+    if not run.pairs and (memory or (memory is None and _part(run) == "segments")):
+        objective, kept = Segments(), nullcontext() if memory is None else remembering(run.model, memory)
+        batches, left_out = _windows(run, rows, tick, in_order), 0
+    else:
+        batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick), 0)
+    with kept:
+        for batch in batches:
+            found = objective(run.model, batch.to(run.device))
+            nll, count = nll + float(found.nll), count + found.count
     return nll, count, left_out
+
+
+def _part(run: Run | Reader) -> str:
+    """The objective that it was trained with."""
+    return run.model.recipe.get("objective", {}).get("part", "next_token")  # type: ignore[union-attr]
 
 
 class Held:
@@ -124,15 +152,19 @@ class Held:
         return self.rows[index]
 
 
-def _pairs(run: Run | Labeller, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
-    sides = zip((run.source, run.target), zip(*rows, strict=True), strict=True)
-    coded = [[np.array([*ids, side.end]) for ids in side.encode(texts)] for side, texts in sides]
-    limits = [math.inf if n is None else n for n in (run.model.source_limit, run.model.limit)]
-    kept = [pair for pair in zip(*coded, strict=True) if all(len(p) <= n for p, n in zip(pair, limits, strict=True))]
+def _pairs(run: Run | Reader, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
+    if isinstance(run, Reader):
+        coded, limits = run.coded(rows), (run.limit, None, None)
+    else:
+        sources, targets = zip(*rows, strict=True)
+        ends = [[*ids, run.target.end] for ids in run.target.encode(targets)]
+        coded = [tuple(map(np.array, pair)) for pair in zip(run.source.frame(sources), ends, strict=True)]
+        limits = (run.model.source_limit, run.model.limit)
+    kept = [row for row in coded if all(len(p) <= (n or math.inf) for p, n in zip(row, limits, strict=False))]
     if not kept:
         raise UserError(f"none of the {len(rows)} examples is short enough for the positions of this model")
-    if isinstance(run, Labeller):
-        batches: Batches = Labelled(Held(kept), BUDGET, 0, run.source.pad, shuffle=False)
+    if isinstance(run, Reader):
+        batches: Batches = run.batches(Held(kept), BUDGET)
     else:
         batches = Bucketed(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
     return _ticked(once(batches), tick), len(rows) - len(kept)
@@ -144,7 +176,7 @@ def _ticked(batches: Iterator[Batch], tick: Tick) -> Iterator[Batch]:
         tick(len(batch.tokens))
 
 
-def _windows(run: Run, rows: Sequence[Row], tick: Tick) -> Iterator[Batch]:
+def _windows(run: Run, rows: Sequence[Row], tick: Tick, cut: Callable = windows) -> Iterator[Batch]:
     """One long text as in training, in windows of the context that the model was trained with."""
     mark = [run.target.end] if run.marked else []
     coded = run.target.encode([text for (text,) in rows])
@@ -153,5 +185,5 @@ def _windows(run: Run, rows: Sequence[Row], tick: Tick) -> Iterator[Batch]:
         raise UserError("there is nothing to evaluate: the text has no token")
     context = Settings.read(run.model.recipe.get("train", {})).context  # type: ignore[union-attr]
     context = min(context, run.model.limit or context)
-    yield from windows(text, run.opening[-1], context, max(BUDGET // context, 1), run.target.pad)
+    yield from cut(text, run.opening[-1], context, max(BUDGET // context, 1), run.target.pad)
     tick(len(rows))

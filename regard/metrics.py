@@ -3,23 +3,35 @@
     exact           share of the answers that are one of their references; of labels it is called accuracy
     f1              the mean over all labels of 2 hits / (times it was said + times it was right)
     sequence_error  the rest: word error rate, where an answer is the pronunciation of a word
+    pearson         100 times the correlation of answers that are numbers with the right ones
+    spearman        the same of their ranks, equal ones sharing theirs
+    tag_accuracy    share of the words that get their tag
+    span_f1         2 hits / (spans that were said + spans that are right), of tags such as B-PER I-PER O: a hit has the
+                    same words and the same kind
     token_error     edit distance to the nearest reference, per token of it: word or phoneme error rate
 
-BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", arXiv:1804.08771.
+BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", arXiv:1804.08771. Spans: Tjong Kim
+Sang & De Meulder 2003, "Introduction to the CoNLL-2003 Shared Task", arXiv:cs/0306050.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest
+from regard.data.conll import tags_of
 
-KNOWN = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "accuracy", "f1")
-HIGHER_IS_BETTER = {"bleu", "chrf", "exact", "accuracy", "f1"}
+KNOWN = (
+    "bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "accuracy", "f1", "pearson", "spearman",
+    "tag_accuracy", "span_f1",
+)  # fmt: skip
+HIGHER_IS_BETTER = {*KNOWN, "next_sentence"} - {"ter", "token_error", "sequence_error"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff]")  # Thai, Lao, Burmese, Khmer, kana
@@ -70,13 +82,11 @@ def measure(
 def _one(
     name: str, answers: Sequence[str], references: Sequence[Sequence[str]], tokenize: str, lowercase: bool
 ) -> Score:
-    if name == "f1":
-        return Score(name, 100 * f1(answers, references))
     if name in ("exact", "accuracy", "sequence_error"):
         right = 100 * sum(answer in refs for answer, refs in zip(answers, references, strict=True)) / len(answers)
         return Score(name, 100 - right if name == "sequence_error" else right)
-    if name == "token_error":
-        return Score(name, 100 * token_error(answers, references))
+    if name in OWN:
+        return Score(name, 100 * OWN[name](answers, references))
     metric = _sacre(name, tokenize, lowercase)
     most = max(len(refs) for refs in references)
     columns = [[refs[i] if i < len(refs) else None for refs in references] for i in range(most)]
@@ -145,3 +155,76 @@ def edit_distance(one: Sequence, two: Sequence) -> int:
         for j, y in enumerate(two, 1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
     return row[-1]
+
+
+def pearson(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """From -1 to 1; 0 where all answers are the same."""
+    return _correlation(*_numbers(answers, references))
+
+
+def spearman(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    return _correlation(*map(_ranks, _numbers(answers, references)))
+
+
+def _numbers(answers: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        return np.array([float(one) for one in answers]), np.array([float(refs[0]) for refs in references])
+    except ValueError as error:
+        raise UserError(f"a correlation is of numbers: {in_one_line(error)}") from None
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _correlation(one: np.ndarray, two: np.ndarray) -> float:
+    one, two = one - one.mean(), two - two.mean()
+    length = float(np.sqrt((one @ one) * (two @ two)))
+    return float(one @ two) / length if length else 0.0
+
+
+def tag_accuracy(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """A share, over all words of all texts."""
+    pairs = [pair for said, right in _tags(answers, references) for pair in zip(said, right, strict=True)]
+    return sum(said == right for said, right in pairs) / max(len(pairs), 1)
+
+
+def span_f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """A share."""
+    hits = total = asked = 0
+    for said, right in _tags(answers, references):
+        one, two = spans(said), spans(right)
+        hits, total, asked = hits + len(one & two), total + len(one) + len(two), asked + len(two)
+    if not asked:
+        raise UserError("span_f1 is for tags such as B-PER, I-PER and O, and none of the right ones begins a span")
+    return 2 * hits / total
+
+
+def spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Kind, first word and the word after the last. A span ends where the next word is outside, of another kind, or
+    begins a new one (B, S, U), and after E, L, S, U."""
+    found, begin, kind = set(), 0, ""
+    for at, tag in enumerate([*tags, "O"]):
+        place, dash, new = tag.partition("-")
+        new = new if dash else ""
+        if kind and (new != kind or place in ("B", "S", "U") or tags[at - 1].partition("-")[0] in ("E", "L", "S", "U")):
+            found.add((kind, begin, at))
+            kind = ""
+        if new and not kind:
+            begin, kind = at, new
+    return found
+
+
+def _tags(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], list[str]]]:
+    for number, (answer, refs) in enumerate(zip(answers, references, strict=True), 1):
+        said, right = tags_of(answer), tags_of(refs[0])
+        if len(said) != len(right):
+            raise UserError(f"answer {number} has {len(said)} tags, and there are {len(right)} words")
+        yield said, right
+
+
+OWN = {  # shares of one, by their names
+    "f1": f1, "token_error": token_error, "pearson": pearson, "spearman": spearman, "tag_accuracy": tag_accuracy,
+    "span_f1": span_f1,
+}  # fmt: skip

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,12 +25,13 @@ from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
+from regard.decode.rules import never
 from regard.decode.way import knobs
 from regard.train import checkpoint
 
 if TYPE_CHECKING:
-    from regard.label import Labeller
-    from regard.nodes import NodeLabeller
+    from regard.use.nodes import NodeLabeller
+    from regard.use.reader import Reader
 
 __all__ = ["Alignment", "Prediction", "Run", "Way", "about", "load", "tokenizers"]
 
@@ -62,7 +64,7 @@ class Prediction(NamedTuple):
 class Coded(NamedTuple):
     """An input in tokens."""
 
-    ids: list[int]
+    ids: list[int]  # of a source, with its marks
     cut: bool = False
 
 
@@ -71,7 +73,13 @@ class Run:
 
     documents: a language model's texts were separate ones in training, each with an end; False: one running text.
     note:      what a person should know about the model, in a sentence; empty when there is nothing.
+    takes:     what it is given to answer: texts.
+    options:   of `regard predict` that mean something to it.
     """
+
+    takes = "texts"
+    options = ("beam", "penalty", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed", "most", "cut",
+               "align", "stream")  # fmt: skip
 
     def __init__(
         self,
@@ -81,9 +89,10 @@ class Run:
         folder: Path | None = None,
         documents: bool = True,
         note: str = "",
+        foreign: bool = False,
     ):
         self.model, self.source, self.target, self.folder = model.eval(), source, target, folder
-        self.documents, self.note = documents, note
+        self.documents, self.note, self.foreign = documents, note, foreign
         self.device = next(model.parameters()).device
 
     @property
@@ -111,7 +120,10 @@ class Run:
     def opening(self) -> list[int]:
         """What every answer begins after: the start mark; before a prompt, whatever stood between texts in training."""
         if self.pairs:
-            return [self.target.start]
+            return [self.target.start, *([] if self.target.forced is None else [self.target.forced])]
+        if self.foreign:  # as its own tokenizer begins
+            begun = self.target.inner.encode("", add_special_tokens=True).ids
+            return [self.target.start] if begun[:1] == [self.target.start] else []
         return [self.target.end] if self.marked else self.target.encode(["\n"])[0]
 
     @property
@@ -171,23 +183,31 @@ class Run:
         if rest := self._text(coded[0], ids)[len(told) :]:
             yield rest
 
+    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+        """(texts, width) a vector for each, of an encoder: see regard.use.embed."""
+        from regard.use.embed import Embedder
+
+        return Embedder.of(self).embed(texts, pool, unit)
+
     def code(self, texts: list[str], way: Way, begun: int = 0) -> list[Coded]:
         """Texts as tokens, none longer than the model takes. `begun`: how many lines came before these."""
         known = self.model.source_limit if self.pairs else self._reach
-        limit = way.longest or LONGEST
+        rows = self.source.frame(texts) if self.pairs else self.source.encode(texts)
+        marks = len(self.source.frame([""])[0]) if self.pairs else 0
+        limit = (way.longest or LONGEST) + marks
         if known is not None:
-            limit = min(limit, known - (1 if self.pairs else len(self.opening)))  # a mark stands beside the text
+            limit = min(limit, known - (0 if self.pairs else len(self.opening)))
         coded = []
-        for number, ids in enumerate(self.source.encode(texts), begun + 1):
+        for number, ids in enumerate(rows, begun + 1):
             if len(ids) <= limit:
                 coded.append(Coded(ids))
             elif not way.cut:
                 raise UserError(
-                    f"line {number} has {len(ids):,} tokens, and at most {limit:,} can be taken: shorten it, or let it "
-                    "be cut (decode.cut)"
+                    f"line {number} has {len(ids) - marks:,} tokens, and at most {limit - marks:,} can be taken: "
+                    "shorten it, or let it be cut (decode.cut)"
                 )
             elif self.pairs:
-                coded.append(Coded(ids[:limit], cut=True))
+                coded.append(Coded([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
             else:
                 keep = max(limit - (way.most or MOST), limit // 2)  # room to go on
                 coded.append(Coded(ids[len(ids) - keep :], cut=True))
@@ -196,20 +216,23 @@ class Run:
     def request(self, coded: list[Coded], way: Way) -> Request:
         """A batch of inputs as a decoder wants it."""
         if self.pairs:
-            tokens, valid = self._padded([[*one.ids, self.source.end] for one in coded], self.source.pad)
+            tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
             with torch.no_grad():
                 memory = self.model.encode(tokens, valid)
-            prefix, prefix_valid = tokens.new_full((len(coded), 1), self.target.start), None
+            prefix, prefix_valid = torch.tensor([self.opening] * len(coded), device=self.device), None
         else:
-            prefix, prefix_valid = self._padded([[*self.opening, *one.ids] for one in coded], self.target.pad)
+            rows = [[*self.opening, *one.ids] or [self.target.start] for one in coded]
+            prefix, prefix_valid = self._padded(rows, self.target.pad)
             memory = None
         most = torch.tensor([self._most(one, way) for one in coded], device=self.device)
-        return Request(prefix, self.target.end, most, prefix_valid, memory)
+        rule = never(self.target.never) if self.target.never else None
+        ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
+        return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
 
     def _most(self, one: Coded, way: Way) -> int:
         """New tokens, no further than the positions reach; the last one is never read."""
         before = len(self.opening) + (0 if self.pairs else len(one.ids))
-        wanted = way.most or (2 * len(one.ids) + 22 if self.pairs else MOST)
+        wanted = way.most or (2 * len(one.ids) + 20 if self.pairs else MOST)
         return wanted if self._reach is None else min(wanted, self._reach - before + 1)
 
     def _padded(self, rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor | None]:
@@ -257,16 +280,17 @@ class Run:
         """Of all answers, in their order."""
         asked = [row for row, answers in enumerate(found) for _ in answers]
         given = [answer for answers in found for answer in answers]
-        tokens, valid = self._padded([[self.target.start, *answer.tokens] for answer in given], self.target.pad)
+        tokens, valid = self._padded([[*self.opening, *answer.tokens] for answer in given], self.target.pad)
         memory = select(request.memory, torch.tensor(asked, device=self.device))
         looked = looks(self.model, tokens, valid, memory).cpu()
         for row, answer, weights in zip(asked, given, looked, strict=True):
-            source = self.source.tokens([*coded[row].ids, self.source.end])
+            source = self.source.tokens(coded[row].ids)
             target = self.target.tokens([*answer.tokens, *([self.target.end] if answer.ended else [])])
-            yield Alignment(weights[: len(target), : len(source)].tolist(), source, target)
+            begun = len(self.opening) - 1
+            yield Alignment(weights[begun : begun + len(target), : len(source)].tolist(), source, target)
 
 
-def load(folder: str | Path, device: str = "cpu") -> Run | Labeller | NodeLabeller:
+def load(folder: str | Path, device: str = "cpu") -> Run | Reader | NodeLabeller:
     """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
     `note` says so."""
     folder = Path(folder)
@@ -282,28 +306,51 @@ def load(folder: str | Path, device: str = "cpu") -> Run | Labeller | NodeLabell
     finished = (folder / "model.safetensors").is_file()
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
-        from regard.nodes import NodeLabeller
-
-        return NodeLabeller(model, folder, note)
+        return face_of(model)(model, folder, note)
     assert source is not None
     assert target is not None
     hashes = told.get("tokenizers") or [None, None]
-    labels = model.head.pools  # one answer for a text
-    said = target.size - target.labels + model.head.classes if labels else model.vocab
+    head = getattr(model, "head", None)
+    classes = getattr(head, "classes", None)  # the target's tokens are labels, after the special ones
+    said = model.vocab if classes is None else target.size - target.labels + classes
     sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
     for side, tokenizer, size, known in sides:
-        if tokenizer.size != size:
+        if tokenizer.size > size or (tokenizer.size < size and "origin" not in told):  # others pad their tables
             raise UserError(
                 f"{short(folder)}: the {side} tokenizer has {tokenizer.size} tokens and the model {size}: they do not "
                 "belong together"
             )
         if known is not None and tokenizer.hash() != known:
             raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
-    if labels:
-        from regard.label import Labeller
+    face = face_of(model)
+    if face is Run:
+        return Run(model, source, target, folder, bool(told.get("documents", True)), note, "origin" in told)
+    return face(model, source, target, folder, note)
 
-        return Labeller(model, source, target, folder, note)
-    return Run(model, source, target, folder, bool(told.get("documents", True)), note)
+
+# What a model has learned, and where it matters what it reads -> module and class in regard/use that answers with it;
+# else it is a Run.
+FACES = {
+    "classify": "label.Labeller",
+    "classify images": "images.ImageLabeller",
+    "contrastive": "towers.Pairer",
+    "match": "match.Matcher",
+    "tag": "tag.Tagger",
+    "embed": "embed.Embedder",
+    "masked": "fill.Filler",
+    "nodes": "nodes.NodeLabeller",
+    "permuted": "onward.Onward",
+    "span_corruption": "spans.SpanFiller",
+    "transcribe": "transcribe.Transcriber",
+}
+
+
+def face_of(model: Model) -> Any:
+    """The class that answers with such a model."""
+    objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
+    reads = getattr(getattr(model, "embed", None), "reads", "text")
+    module, _, face = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
+    return getattr(import_module(f"regard.use.{module}"), face) if face else Run
 
 
 def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
@@ -320,11 +367,16 @@ def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
 
 def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """The source's and the target's, one and the same when they are joint."""
+    told = about(folder)
+    marks = told.get("marks")  # of a model that came from elsewhere
     joint = folder / "tokenizer.json"
     if joint.is_file():
-        one = Tokenizer.load(joint)
+        one = Tokenizer.load(joint, marks)
         return one, one
-    return Tokenizer.load(folder / "source.tokenizer.json"), Tokenizer.load(folder / "target.tokenizer.json")
+    source, target = (folder / f"{side}.tokenizer.json" for side in ("source", "target"))
+    if marks is not None and not source.is_file():
+        raise UserError(f"{short(folder)} holds no tokenizer.json, and texts cannot be read without one: put it there")
+    return Tokenizer.load(source, marks), Tokenizer.load(target, told.get("target_marks", marks))
 
 
 def about(folder: Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def test_commands_run(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [f"{a} {b}\t{b} {a}" for a in "abcdefgh" for b in "ijklmnop"]
     Path("pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
+    text = text.partition("## Bring your weights")[0]  # the rest: test_weights_page.py
     commands = re.findall(r"^(?:echo .*\| )?\.venv/bin/(regard .+?)(?:\s+#.*)?$", text, re.M)
     assert [command.split()[1] for command in commands] == ["train", "predict", "evaluate", "train"]
     Path("asked.txt").write_text("a sentence\n")

@@ -1,6 +1,6 @@
 """The command line: one file for each group of commands. Mistakes are told in a sentence."""
 
-from . import catalog, demo, pack, predict, train
+from . import catalog, convert, demo, evaluate, merge, pack, predict, train
 from .app import app, main
 
-__all__ = ["app", "catalog", "demo", "main", "pack", "predict", "train"]
+__all__ = ["app", "catalog", "convert", "demo", "evaluate", "main", "merge", "pack", "predict", "train"]

@@ -1,24 +1,25 @@
-"""`regard predict` and `regard evaluate`: a trained model at work, and how good it is."""
+"""`regard predict`: a trained model at work on texts, pictures or recordings."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from regard import UserError, add_folder
 
-from .app import AsJson, Parts, app, dump
-from .train import Anyone, BadLines, Columns, Files, Source, Target
+from .app import Parts, app
 
 HOW = "How to decode"
+VECTORS = "Vectors of texts"
+OTHER = "Pictures and recordings"
+AHEAD = 4096  # texts that are read ahead, to work on those of equal length together
 
 TheRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `regard train` leaves it.")]
 Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Beginnings kept; 1 is greedy.")]
@@ -30,7 +31,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 @app.command()
 def predict(
     run: TheRun,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Texts, one a line; - for standard input.")] = "-",
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="Texts, one a line; - for standard input. Or pictures, or recordings."),
+    ] = None,
     beam: Beam = None,
     penalty: Penalty = None,
     best: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each line.")] = None,
@@ -42,88 +46,72 @@ def predict(
     seed: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
     most: Most = None,
     cut: Annotated[bool, typer.Option("--cut", rich_help_panel=HOW, help="Shorten inputs that are too long.")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", rich_help_panel=VECTORS, help="A vector for each text, of any encoder.")
+    ] = False,
+    pool: Annotated[
+        str | None,
+        typer.Option(metavar="mean|first|max", rich_help_panel=VECTORS, help="How tokens become one vector."),
+    ] = None,
+    unit: Annotated[
+        bool | None, typer.Option("--unit/--no-unit", rich_help_panel=VECTORS, help="Vectors of length 1.")
+    ] = None,
+    similarity: Annotated[
+        bool,
+        typer.Option("--similarity", rich_help_panel=VECTORS, help="The cosine of two texts with a tab between."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", rich_help_panel=VECTORS, help="Vectors into a NumPy file.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=OTHER, help="What a picture may show; several times.")
+    ] = None,
+    language: Annotated[str | None, typer.Option(rich_help_panel=OTHER, help="That is spoken: en, de, ...")] = None,
+    task: Annotated[str | None, typer.Option(metavar="transcribe|translate", rich_help_panel=OTHER)] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", rich_help_panel=OTHER, help="Tell the times.")] = False,
     align: Annotated[bool, typer.Option("--align", help="With --json: where the decoder looked.")] = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Write the answer as it comes.")] = False,
+    stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
     device: Device = "cpu",
     parts: Parts = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines with scores, all answers, alignments.")] = False,
 ) -> None:
-    """Answer texts: translate, pronounce, or go on with a prompt."""
-    from regard.run import load
-
+    """Answer texts: translate, go on with a prompt, fill [MASK], label, embed; label pictures, write down speech."""
+    if as_json and (stream or out):
+        raise UserError("--json writes whole answers: leave out --stream and --out")
     if align and not as_json:
         raise UserError("--align writes matrices: say --json as well")
-    loaded = _load(load, run, device, parts)
-    way = _way(loaded, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
-               min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None)  # fmt: skip
+    for file in files or []:
+        if file != "-" and not Path(file).is_file():
+            raise UserError(f"there is no file '{file}' to read from")
+    loaded = opened(run, device, parts)
+    of_vectors = {"pool": pool, "unit": unit, "similarity": similarity or None, "out": out}
+    if embed or any(value is not None for value in of_vectors.values()):
+        from regard.use.embed import Embedder
+
+        loaded = Embedder.of(loaded)
+    own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
+           "align": align or None, "stream": stream or None}  # fmt: skip
+    way = way_of(loaded, own, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
+                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None)  # fmt: skip
+    if loaded.takes != "texts":
+        return _tell_files(loaded, files or [], way, as_json)
+    texts = lines_of(files or ["-"])
+    if out is not None:
+        return loaded.save(texts, out, way)
+    interactive = (files or ["-"]) == ["-"] and sys.stdin.isatty()
+    if stream is None and not as_json and _can_stream(loaded, way):
+        texts, first = _peeked(texts, 0 if interactive else 2)
+        stream = interactive or len(first) == 1
     if stream:
-        for text in _texts(file):
-            for piece in loaded.stream(text, way):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
-        return
-    ahead = 1 if file == "-" and sys.stdin.isatty() else 4096
-    for answers in loaded.answers(_texts(file), way, align, ahead):
-        if as_json:
-            typer.echo(json.dumps([_plain(answer) for answer in answers], ensure_ascii=False))
-        else:
-            for answer in answers:
-                typer.echo(answer.text)
+        return _tell_streams(loaded, texts, way)
+    for answers in loaded.answers(texts, way, align, 1 if interactive else AHEAD):
+        _tell(answers, as_json)
 
 
-@app.command()
-def evaluate(
-    run: TheRun,
-    data: Files = None,
-    source: Source = None,
-    target: Target = None,
-    columns: Columns = None,
-    part: Annotated[
-        str, typer.Option(metavar="train|dev|test", help="Which part of a folder or of the run's data.")
-    ] = "test",
-    metric: Annotated[list[str] | None, typer.Option(help="loss, perplexity, bleu, chrf, ter, exact, ...")] = None,
-    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's: 13a, none, intl, zh, ...")] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
-    any_reference: Anyone = False,
-    beam: Beam = None,
-    penalty: Penalty = None,
-    most: Most = None,
-    bad_lines: BadLines = "refuse",
-    device: Device = "cpu",
-    parts: Parts = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
-    from regard.evaluate import evaluate as measured
+def opened(run: Path, device: str, parts: list[Path] | None) -> Any:
+    """What answers with a run."""
     from regard.run import load
 
-    loaded = _load(load, run, device, parts)
-    lines = _lines(loaded, data, source, target, columns, part, bad_lines)
-    names = metric or loaded.metrics
-    way = _way(loaded, beam=beam, penalty=penalty, most=most)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("evaluating", total=None)
-        told = measured(
-            loaded, lines, names, way, any_reference, lambda n: progress.advance(task, n), tokenize, lowercase
-        )
-    if as_json:
-        return dump({"run": str(run), "data": lines.name} | told)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    table.add_column("signature", style="dim")
-    for name, value in told["scores"].items():
-        table.add_row(
-            name, f"{value:.4f}" if name in ("loss", "perplexity") else f"{value:.2f}", told["signatures"].get(name, "")
-        )
-    out = Console()
-    out.print(table)
-    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
-
-
-def _load(load: Any, run: Path, device: str, parts: list[Path] | None) -> Any:
     for folder in parts or []:
         add_folder(folder)
     loaded = load(run, device)
@@ -132,68 +120,81 @@ def _load(load: Any, run: Path, device: str, parts: list[Path] | None) -> Any:
     return loaded
 
 
-def _way(loaded: Any, **given: Any) -> Any:
+def way_of(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
+    """How answers are found. Options that the run does not know are refused; those of its `own` become attributes of
+    it, under the same names."""
     from regard.decode import Way
 
-    return Way.read({name: value for name, value in given.items() if value is not None}, loaded.way)
+    own, given = ({name: value for name, value in some.items() if value is not None} for some in (own, given))
+    for name in (*own, *given):
+        if name not in loaded.options:
+            known = ", ".join(_option(one) for one in loaded.options) or "none of this kind"
+            raise UserError(f"this model has nothing to do with {_option(name)}; its options: {known}")
+    for name, value in own.items():
+        if name not in ("align", "stream", "out"):
+            setattr(loaded, name, value)
+    return Way.read(given, loaded.way)
 
 
-def _texts(file: str) -> Iterator[str]:
-    """Lines without their ends."""
-    if file == "-":
-        lines = sys.stdin.buffer
-    elif Path(file).is_file():
-        lines = open(file, "rb")  # noqa: SIM115
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def lines_of(files: Iterable[str]) -> Iterator[str]:
+    """Of all files, without their ends."""
+    for file in files:
+        if file == "-":
+            lines, name = sys.stdin.buffer, "standard input"
+        else:
+            lines, name = open(file, "rb"), file  # noqa: SIM115
+        with lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield line.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise UserError(f"{name}, line {number} is not UTF-8") from None
+
+
+def _peeked(texts: Iterator[str], count: int) -> tuple[Iterator[str], list[str]]:
+    """The same texts, and the first of them."""
+    first = list(islice(texts, count))
+    return chain(first, texts), first
+
+
+def _can_stream(loaded: Any, way: Any) -> bool:
+    """Whether a person watches a prompt being continued."""
+    return sys.stdout.isatty() and "stream" in loaded.options and not loaded.pairs and way.beam == 1
+
+
+def _tell_streams(loaded: Any, texts: Iterator[str], way: Any) -> None:
+    for text in texts:
+        for piece in loaded.stream(text, way):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+
+
+def _tell_files(loaded: Any, files: list[str], way: Any, as_json: bool) -> None:
+    """Each file is an input by itself."""
+    if not files or "-" in files:
+        raise UserError(f"this model takes {loaded.takes}: name the files")
+    for file, answers in zip(files, loaded.answers(loaded.read(files), way), strict=True):
+        _tell(answers, as_json, file if as_json or len(files) > 1 else "", sure=loaded.takes == "images")
+
+
+def _tell(answers: list[Any], as_json: bool, file: str = "", sure: bool = False) -> None:
+    """file: named before each answer; sure: how likely it is follows."""
+    if as_json:
+        told: Any = plain(answers)
+        typer.echo(json.dumps({"file": file, "answers": told} if file else told, ensure_ascii=False))
     else:
-        raise UserError(f"there is no file '{file}' to read from")
-    with lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                where = "standard input" if file == "-" else file
-                raise UserError(f"{where}, line {number} is not UTF-8") from None
+        for answer in answers:
+            told = [file, answer.text] if file else [answer.text]
+            typer.echo("\t".join([*told, f"{math.exp(answer.logprob):.3f}"] if sure else told))
 
 
-def _plain(answer: Any) -> dict[str, Any]:
-    told = {k: v for k, v in answer._asdict().items() if v is not None}
-    if "alignment" in told:
-        told["alignment"] = told["alignment"]._asdict()
-    return told
-
-
-def _lines(
-    loaded: Any,
-    data: str | None,
-    source: str | None,
-    target: str | None,
-    columns: str | None,
-    part: str,
-    bad_lines: str,
-) -> Any:
-    """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
-    from regard.data import open_corpus
-    from regard.data.graph import open_graph
-    from regard.nodes import NodeLabeller
-    from regard.run import about
-
-    if part not in ("train", "dev", "test"):
-        raise UserError(f"--part is train, dev or test, not '{part}'")
-    if isinstance(loaded, NodeLabeller):
-        nodes = getattr(open_graph(data or about(loaded.folder)["job"]["data"]), part)
-        if nodes is None:
-            raise UserError(f"this graph says of no node that it is for {part}")
-        return nodes
-    kind = "pairs" if loaded.pairs else "text"
-    if data is None and source is None:
-        job = about(loaded.folder)["job"]
-        asked = {name: job[name] for name in ("data", "source", "target", "dev", "test", "columns", "bad_lines")}
-        corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))
-    elif data is not None and Path(data).is_dir():
-        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines)
-    else:
-        return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines).train
-    lines = getattr(corpus, part)
-    if lines is None:
-        raise UserError(f"there is no {part} part in this data: name a file with --data")
-    return lines
+def plain(told: Any) -> Any:
+    """As JSON has it: named tuples as tables, without what is None."""
+    if hasattr(told, "_asdict"):
+        return {name: plain(value) for name, value in told._asdict().items() if value is not None}
+    return [plain(one) for one in told] if isinstance(told, list | tuple) else told

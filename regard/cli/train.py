@@ -14,6 +14,7 @@ from .app import AsJson, Parts, Sets, Size, app, dump
 
 DATA = "Data"
 END = "When to stop"
+FINE = "Fine-tuning"
 
 Files = Annotated[
     str | None,
@@ -32,6 +33,26 @@ Columns = Annotated[
 BadLines = Annotated[str, typer.Option(metavar="refuse|skip", rich_help_panel=DATA, help="What to do with bad lines.")]
 Anyone = Annotated[
     bool, typer.Option("--any-reference", help="A source on several lines: each of its targets counts as right.")
+]
+Origin = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="RUN", rich_help_panel=FINE, help="Begin with its model and tokenizer."),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--task", metavar="classify|match|tag", rich_help_panel=FINE, help="Put a new head on the model: labels of "
+        "texts, of pairs of texts (or numbers), of words.",
+    ),
+]  # fmt: skip
+Freeze = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|embed|body", rich_help_panel=FINE, help="What does not learn: N lowest layers; all but the head."
+    ),
+]
+Lora = Annotated[
+    int | None, typer.Option("--lora", metavar="RANK", rich_help_panel=FINE, help="Only small maps learn.")
 ]
 Minutes = Annotated[float | None, typer.Option(rich_help_panel=END)]
 Steps = Annotated[int | None, typer.Option(rich_help_panel=END)]
@@ -73,10 +94,14 @@ def train(
         list[str] | None,
         typer.Option(
             help="Measured on dev besides the loss, the first one decides what is best: bleu, chrf, ter, exact, "
-            "token_error, sequence_error."
+            "token_error, sequence_error, accuracy, f1, pearson, spearman, tag_accuracy, span_f1."
         ),
     ] = None,
     any_reference: Anyone = False,
+    origin: Origin = None,
+    task: Task = None,
+    freeze: Freeze = None,
+    lora: Lora = None,
     minutes: Minutes = None,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -97,19 +122,24 @@ def train(
     bar = Bar(Console(stderr=as_json))
     with bar.running():
         if resume is not None:
-            if recipe is not None or data is not None or out is not None:
+            if any(given is not None for given in (recipe, data, out, origin, task, freeze, lora)):
                 raise UserError("--resume goes on with a run as it is: leave out the recipe, --data and --out")
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
-            if recipe is None:
-                raise UserError("which recipe? Say regard train RECIPE --data ..., or --resume RUN")
+            if recipe is None and origin is None:
+                raise UserError("which recipe? Say regard train RECIPE --data ..., or --from RUN, or --resume RUN")
+            if lora is not None and lora < 1:
+                raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             chosen = [f"train.{name}={value}" for name, value in bounds.items()]
             chosen += [f"train.seed={seed}"] if seed is not None else []
             chosen += [f"train.metric={metric[0]}"] if metric else []
+            chosen += [f"train.freeze={freeze}"] if freeze is not None else []
+            name = recipe or "-".join([origin.resolve().name, *([task] if task else [])])  # type: ignore[union-attr]
             job = jobs.Job(
-                recipe, str(out or next_folder(recipe)), size, [*chosen, *(sets or [])], data, source, target, dev,
+                recipe or "", str(out or next_folder(name)), size, [*chosen, *(sets or [])], data, source, target, dev,
                 test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
                 any_reference=any_reference, device=device or "cpu", threads=threads,
+                origin=origin and str(origin), task=task, lora=lora or 0,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
         try:
@@ -122,8 +152,8 @@ def train(
         dump({"run": str(run.folder), "step": prepared.trainer.step, "metrics": measured})
         return 0
     bar.say("  ".join([f"done: {run.folder}", *(f"{name} {value:.3f}" for name, value in measured.items())]))
-    graph = prepared.task.reads == "graph"
-    bar.say(f"try it: regard evaluate {run.folder}" if graph else f"try it: echo ... | regard predict {run.folder}")
+    how = f"echo ... | regard predict {run.folder}" if run.takes == "texts" else f"regard predict {run.folder} FILE"
+    bar.say(f"try it: {f'regard evaluate {run.folder}' if prepared.task.reads == 'graph' else how}")
     return 0
 
 

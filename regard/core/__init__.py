@@ -16,10 +16,12 @@ from .recipe import build, load, restore, save
 from .score import Score
 from .stack import Layer, Stack
 from .tap import Tap, losses, watch
+from .towers import Towers, apart
 from .wiring import Place, Wiring
 
 __all__ = [
     "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
-    "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "UserError", "Wiring",
-    "add_folder", "build", "find", "load", "losses", "part", "restore", "save", "select", "state_bytes", "watch",
+    "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "Towers", "UserError",
+    "Wiring", "add_folder", "apart", "build", "find", "load", "losses", "part", "restore", "save", "select",
+    "state_bytes", "watch",
 ]  # fmt: skip

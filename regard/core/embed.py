@@ -21,10 +21,12 @@ class Embed(nn.Module):
     norm:     after that.
     dim:      channels of the vectors made here, mapped to the width last (ALBERT); None: the width itself.
     table:    the matrix (vocab, dim) that a tied head or another embed may share, None when there is none.
+    reads:    what its input is made of: text, images, ...
     """
 
     folder: ClassVar[tuple[str, ...]] = ("embeds",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    reads: ClassVar[str] = "text"
     table: nn.Parameter | None
 
     def __init__(
@@ -76,9 +78,9 @@ class Embed(nn.Module):
         return 2 * length * self.up.weight.numel() if isinstance(self.up, nn.Linear) else 0
 
 
-def new_table(rows: int, dim: int) -> nn.Parameter:
-    """(rows, dim), so drawn that a row is about as long as 1."""
-    return nn.Parameter(torch.empty(rows, dim).normal_(std=dim**-0.5))
+def new_table(rows: int, dim: int, std: float | None = None) -> nn.Parameter:
+    """(rows, dim), so drawn that a row is about as long as 1, unless its numbers are to have another size."""
+    return nn.Parameter(torch.empty(rows, dim).normal_(std=dim**-0.5 if std is None else std))
 
 
 def look_up(table: Tensor, numbers: Tensor, what: str) -> Tensor:

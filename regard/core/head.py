@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .context import Context
+from .embed import Embed
 from .errors import UserError, nearest
 from .parts import name_of
 
@@ -31,6 +32,16 @@ class Head(nn.Module):
         """Vectors, table (classes, width) and bias (classes,) where the scores are vectors table^T + bias: a loss can
         then be made without ever holding all scores. None where they are not."""
         return None
+
+    def log_p(self, x: Tensor, context: Context, targets: Tensor) -> Tensor | None:
+        """Of the tokens `targets` (batch, time), those below 0 left out, where that is less work than the scores of all
+        tokens; None where it is not."""
+        return None
+
+    def tie(self, embed: Embed) -> None:
+        """Use the weights of an embed that has a table."""
+        assert embed.table is not None
+        self.share(embed.table)
 
     def share(self, table: nn.Parameter) -> None:
         """Use an embedding's table as the own weight; only heads over a vocabulary can."""

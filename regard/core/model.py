@@ -128,7 +128,7 @@ class Model(nn.Module):
                 raise UserError(f"tie = '{tie}' needs an encoder-decoder whose two sides have one vocabulary")
             self.source_embed.share(table)  # type: ignore[arg-type]
         if tie in ("target", "all"):
-            self.head.share(table)  # type: ignore[arg-type]
+            self.head.tie(self.embed)
 
     @cached_property
     def limit(self) -> int | None:
@@ -168,6 +168,11 @@ class Model(nn.Module):
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
         """The vectors before the head: (batch, time, width)."""
         return self.stack(self.embed(tokens, context), context)
+
+    def draw(self, batch: int, time: int) -> dict[str, Tensor]:
+        """Random inputs of the right kind, for the laws: a source is a little shorter."""
+        source = {} if self.source_embed is None else {"source": self.source_embed.draw(batch, max(time - 2, 1))}
+        return {"tokens": self.embed.draw(batch, time), **source}
 
     def start(
         self,

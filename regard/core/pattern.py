@@ -69,6 +69,10 @@ class Pattern:
         True when in doubt: what it refuses is dropped from the cache."""
         return torch.ones_like(key_at + now, dtype=torch.bool)
 
+    def reaching(self, positions: int) -> Pattern:
+        """The same with so long a memory, where it has one of a given length."""
+        return self
+
     def kin(self, at: Tensor) -> Tensor | None:
         """A number for each position: those that share it look at much the same keys, so that a kernel does well to
         compare them together. None: neighbours do."""
@@ -158,6 +162,9 @@ class Both(Pattern):
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return self.one.keeps(key_at, now) & self.two.keeps(key_at, now)
 
+    def reaching(self, positions: int) -> Pattern:
+        return Both(self.one.reaching(positions), self.two.reaching(positions))
+
     def edges(self, length: int) -> Tensor:
         """Where one holds a list, the other is asked about the pairs of that list alone."""
         for lists, other in ((self.one, self.two), (self.two, self.one)):
@@ -193,6 +200,9 @@ class Either(Pattern):
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return self.one.keeps(key_at, now) | self.two.keeps(key_at, now)
+
+    def reaching(self, positions: int) -> Pattern:
+        return Either(self.one.reaching(positions), self.two.reaching(positions))
 
     def __str__(self) -> str:
         right = f"({self.two})" if isinstance(self.two, Either) else str(self.two)

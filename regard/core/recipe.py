@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_model, save_model
 from .errors import UserError, in_one_line, nearest, short
 from .model import Model
 from .parts import fit, make
+from .towers import Towers
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
@@ -195,11 +197,13 @@ def build(
     return model
 
 
-def _assemble(recipe: Recipe) -> Model:
+def _assemble(recipe: Recipe) -> Any:
+    """A Model; where it says so, Towers."""
     inherited = {"vocab": recipe["vocab"]}
-    fit(Model, recipe["model"], inherited, "model")  # what it refuses names [model] by itself
+    kind = Towers if recipe["model"].get("kind") == "towers" else Model
+    fit(kind, recipe["model"], inherited, "model")  # what it refuses names [model] by itself
     try:
-        return make(Model, recipe["model"], inherited, "model")
+        return make(kind, recipe["model"], inherited, "model")
     except UserError as error:
         raise error.inside("model") from error.__cause__
 
@@ -214,6 +218,27 @@ def save(model: Model, folder: str | Path) -> None:
     text.write_bytes(tomli_w.dumps(model.recipe).encode())  # type: ignore[arg-type]
     weights.replace(folder / "model.safetensors")
     text.replace(folder / "recipe.toml")
+
+
+def must_be_new(out: Path) -> None:
+    """A folder that something is written to must not hold anything yet."""
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"{short(out)} is there already: name a new folder")
+
+
+def save_beside(model: Model, run: Path, out: Path) -> None:
+    """A model made of a run's: to be used as the run was, with its tokenizers and what is told about it."""
+    out.mkdir(parents=True, exist_ok=True)
+    for beside in run.glob("*.json"):
+        shutil.copy(beside, out)
+    keep_origin(run, out)
+    save(model, out)
+
+
+def keep_origin(run: Path, out: Path) -> None:
+    """What a model that came from elsewhere brought with it, for when it goes back."""
+    if (run / "origin").is_dir():
+        shutil.copytree(run / "origin", out / "origin", dirs_exist_ok=True)
 
 
 def restore(folder: str | Path, device: str = "cpu") -> Model:

@@ -28,6 +28,9 @@ class Batch(NamedTuple):
     source_valid: Tensor | None = None
     count: int = 0  # targets that are asked for
     pattern: Pattern | None = None  # who may look at whom, where the data says it: a graph
+    segments: Tensor | None = None  # (batch, time) which text of a pair each token is of
+    second: Tensor | None = None  # (batch,) what else is asked of each row: is the second text the next one?
+    place: int | None = None  # of a text in streams: where in them its first column stands
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
@@ -74,16 +77,20 @@ class Bucketed:
         return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
 
     def make(self, numbers: np.ndarray) -> Batch:
-        """Target sequences hold their end mark already; `start` is put before them."""
-        rows = [self.data[int(number)] for number in numbers]
-        target, valid = pad_rows([row[-1] for row in rows], self.pad)
-        tokens = torch.cat((torch.full_like(target[:, :1], self.start), target[:, :-1]), 1)
-        targets = torch.where(valid, target, IGNORE)
-        source = source_valid = None
-        if len(rows[0]) > 1:
-            source, source_valid = pad_rows([row[0] for row in rows], self.pad)
-            source_valid = None if bool(source_valid.all()) else source_valid
-        return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
+        return forced([self.data[int(number)] for number in numbers], self.start, self.pad)
+
+
+def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
+    """Pairs or single sequences as a batch for teacher forcing. Target sequences hold their end mark already; `start`
+    is put before them."""
+    target, valid = pad_rows([row[-1] for row in rows], pad)
+    tokens = torch.cat((torch.full_like(target[:, :1], start), target[:, :-1]), 1)
+    targets = torch.where(valid, target, IGNORE)
+    source = source_valid = None
+    if len(rows[0]) > 1:
+        source, source_valid = pad_rows([row[0] for row in rows], pad)
+        source_valid = None if bool(source_valid.all()) else source_valid
+    return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
 
 
 class Labelled:

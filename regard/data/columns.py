@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 from regard.core import UserError
 from regard.core.errors import nearest
 
-PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("question", "answer"), ("prompt", "response"))
+PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("question", "answer"), ("prompt", "response"),
+         ("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"))  # fmt: skip
+TRIPLES = (
+    ("a", "b", "label"), ("a", "b", "score"), ("sentence1", "sentence2", "label"), ("sentence1", "sentence2", "score"),
+    ("premise", "hypothesis", "label"), ("question1", "question2", "is_duplicate"), ("text1", "text2", "label"),
+    ("question", "sentence", "label"),
+)  # fmt: skip
 TEXTS = ("text", "content", "sentence", "document")
 LANGUAGES = (
     "ar bg bn cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv nl no pl pt ro ru sk sl sv th tr uk vi zh"
@@ -45,7 +51,8 @@ def has_header(cells: Sequence[str], columns: Sequence[str], form: str) -> bool:
     names = [cell.strip().lower() for cell in cells]
     if any(name in cells for name in columns):
         return True
-    return bool(names) and (all(name in HEADINGS for name in names) or any(set(pair) <= set(names) for pair in PAIRS))
+    usual = any(set(some) <= set(names) for some in (*PAIRS, *TRIPLES))
+    return bool(names) and (usual or all(name in HEADINGS for name in names))
 
 
 class Pick:
@@ -141,15 +148,16 @@ class Pick:
 def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> tuple[str | int, ...]:
     """The columns when none are named."""
     by_lower = {str(name).strip().lower(): name for name in reversed(names)}
-    usual = PAIRS if wanted == 2 else tuple((name,) for name in (*TEXTS, "source", "src"))
+    usual = {2: PAIRS, 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
     chosen = next(([by_lower[name] for name in some] for some in usual if all(name in by_lower for name in some)), None)
     if chosen is None:
         chosen = names[:wanted]
     if names and len(chosen) == wanted:
         return tuple(names.index(name) for name in chosen) if header else tuple(chosen)
     if len(first) < wanted:
-        what = "a source and a target are" if wanted == 2 else "a text is"
-        raise UserError(f"{what} wanted, and there is {'one column' if len(first) == 1 else 'no column'}")
+        what = {2: "a source and a target are", 3: "two texts and a label are"}.get(wanted, "a text is")
+        there = {0: "is no column", 1: "is one column"}.get(len(first), f"are {len(first)} columns")
+        raise UserError(f"{what} wanted, and there {there}")
     return tuple(range(wanted))
 
 
@@ -164,8 +172,8 @@ def _text(value: Any) -> str | Bad:
             return value.decode()
         except UnicodeDecodeError:
             return Bad("not UTF-8", "is not UTF-8")
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return " ".join(value)
+    if isinstance(value, list) and all(isinstance(word, str | int) for word in value):
+        return " ".join(map(str, value))
     if isinstance(value, bool | int | float):
         return str(value)
     return Bad("not text", f"is not a text but {type(value).__name__}")

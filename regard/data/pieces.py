@@ -177,9 +177,10 @@ def _pretokenised(texts: Texts, size: int, steps: list[Any]) -> Inner:
     return _whole(texts, size, inner)
 
 
-def labels(texts: Texts) -> Inner:
-    """A whole text is one token."""
-    names = sorted({text.strip() for text in texts})
+def labels(texts: Texts, ordered: bool = False) -> Inner:
+    """A whole text is one token. ordered: they are numbered as they come."""
+    names = list(dict.fromkeys(text.strip() for text in texts))
+    names = names if ordered else sorted(names)
     if len(names) < 2:
         raise UserError(f"labels need at least two, and there is only '{''.join(names)}'")
     return _mark(_new(models.WordLevel(_numbered(names), unk_token="<unk>"), [normalizers.Strip()]))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,37 @@ from .tokenizer import Tokenizer
 CHUNK = 8192  # records that are encoded together, and that a batch of the file holds
 VERSION = 1  # of what is written here
 COLUMNS = {1: ("text",), 2: ("source", "target")}
+
+
+class Coder(Protocol):
+    """Records -> columns of token numbers.
+
+    names: of the columns.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]: ...
+
+    def key(self) -> list[Any]:
+        """What is different whenever the outcome may be, besides the tokenizers."""
+
+
+class Sides:
+    """One tokenizer a column. The first column, which is read, gets the marks that its tokenizer sets; all end in the
+    end mark."""
+
+    def __init__(self, tokenizers: Sequence[Tokenizer]):
+        self.tokenizers, self.names = tokenizers, COLUMNS[len(tokenizers)]
+
+    def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]:
+        first, *others = zip(*rows, strict=True)
+        others = [_encode(tokenizer, side) for tokenizer, side in zip(self.tokenizers[1:], others, strict=True)]
+        return [self.tokenizers[0].frame(first), *others]
+
+    def key(self) -> list[Any]:
+        return []
 
 
 class Sequences:
@@ -76,25 +107,26 @@ def prepare(
     path: str | Path,
     longest: int | Sequence[int] | None = None,
     tick: Tick = silent,
+    code: Coder | None = None,
 ) -> Sequences:
-    """Encode every record, one tokenizer a column, and write it to `path`; what is there already for the same records
-    and tokenizers is taken as it is.
+    """Encode every record and write it to `path`; what is there already for the same records and tokenizers is taken
+    as it is.
 
     longest: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
     tick:    called with the number of examples done.
+    code:    how; None: one tokenizer a column.
     """
-    path, count = Path(path), len(tokenizers)
-    limits = [longest] * count if longest is None or isinstance(longest, int) else list(longest)
-    key = _key(lines, tokenizers, limits)
+    path, code = Path(path), code or Sides(tokenizers)
+    limits = [longest] * len(code.names) if longest is None or isinstance(longest, int) else list(longest)
+    key = _key(lines, tokenizers, limits, code.key())
     if not _done(path, key):
-        schema = pa.schema([(name, pa.list_(pa.int32())) for name in COLUMNS[count]])
+        schema = pa.schema([(name, pa.list_(pa.int32())) for name in code.names])
         with _written(path, key) as (part, note):
             note["left_out"] = 0
             with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 done = 0
                 for rows in _chunks(lines):
-                    sides = zip(tokenizers, zip(*rows, strict=True), strict=True)
-                    columns = [_encode(tokenizer, texts) for tokenizer, texts in sides]
+                    columns = code(rows)
                     fits = _fits(columns, limits)
                     note["left_out"] += len(rows) - int(fits.sum())
                     writer.write(pa.record_batch([_lists(column, fits) for column in columns], schema=schema))
@@ -157,9 +189,9 @@ def _lists(column: list[list[int]], fits: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, np.fromiter(chain.from_iterable(kept), np.int32, int(offsets[-1])))
 
 
-def _key(lines: Lines, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None]) -> str:
+def _key(lines: Lines, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()) -> str:
     """Different whenever the outcome may be."""
-    made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits)]
+    made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits), *more]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 

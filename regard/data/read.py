@@ -21,6 +21,7 @@ from regard.core.errors import nearest, short
 
 from . import folder, hub, split
 from .columns import Bad
+from .conll import Checked, Conll, sentences_a_line
 from .forms import Numbered, Parallel, Table, Text, form_of
 from .parquet import Parquet
 
@@ -28,7 +29,7 @@ LONGEST = 50_000  # characters of a text
 SAMPLE = 32_000_000  # characters that are enough to learn a tokenizer from
 RUN = 9  # characters between spaces; a text with longer runs is as costly to learn from as DENSE times its length
 DENSE = 8
-KINDS = {"pairs": 2, "text": 1}
+KINDS = {"pairs": 2, "text": 1, "matches": 3, "tags": 2}
 EVERY = 1 << 16  # records between two calls of tick
 
 Tick = Callable[[int], None]
@@ -177,7 +178,7 @@ def open_corpus(
     source, target: instead of data, two parallel files; with a folder, the endings of its parallel files.
     dev, test:  files like data; or how much of data to take for them: a share below 1, a number of records, 0 for none.
     columns:    of tables, names or numbers counted from 0.
-    kind:       pairs, or text for language models.
+    kind:       pairs; text for language models; matches: two texts and a label; tags: words with a tag each.
     bad_lines:  refuse, or skip them and count.
     longest:    characters of a text; a longer one is bad.
     tick:       called now and then with the number of records read.
@@ -222,13 +223,17 @@ class _Opener:
 
     def file(self, place: folder.Place) -> File:
         if len(place) == 2:
-            if self.kind == "text":
-                raise UserError(f"two files, {short(place[0])} and {short(place[1])}, are pairs, and a text is wanted")
+            if self.kind != "pairs":
+                wanted = {"text": "a text is", "matches": "a table with two texts and a label is"}
+                wanted = wanted.get(self.kind, "words with their tags beside them are")
+                raise UserError(f"two files, {short(place[0])} and {short(place[1])}, are pairs, and {wanted} wanted")
             return Parallel(place[0], place[1], self.longest)
         (path,) = place
         form = form_of(path)
         if form == "text" and self.kind == "text":
             return Text(path, self.longest)
+        if self.kind == "tags" and form in ("text", "tsv") and not sentences_a_line(path):
+            return Conll(path, self.columns, self.longest)
         if form == "text":
             if not folder.looks_like_table(path):
                 raise UserError(
@@ -236,9 +241,12 @@ class _Opener:
                     "or a table with a source and a target column"
                 )
             form = "tsv"
+        table: File
         if form == "parquet":
-            return Parquet(path, self.columns, self.wanted, self.longest)
-        return Table(path, form, self.columns, self.wanted, self.longest)
+            table = Parquet(path, self.columns, self.wanted, self.longest)
+        else:
+            table = Table(path, form, self.columns, self.wanted, self.longest)
+        return Checked(table) if self.kind == "tags" else table
 
     def whole(self, files: list[File]) -> Lines:
         records = Records(files, self.skip)

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -33,16 +34,29 @@ ROLES = {
     "end": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
+Marks = dict[str, Any]  # a number, or None, for start, end, pad and forced; a list of them for never
+
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` (as `inner`), and which of its tokens pad, stand for the unknown, start and end."""
+    """A `tokenizers.Tokenizer` (as `inner`), and which of its tokens pad, stand for the unknown, start and end.
 
-    def __init__(self, inner: tokenizers.Tokenizer):
+    marks:  of a model that was made elsewhere, the numbers of those tokens, where it has them; no token is added then.
+    forced: the token that every answer begins with, after the start; None: there is none.
+    never:  tokens that no answer may hold.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, marks: Marks | None = None):
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = True  # '<s>' in a text is a text, no mark
         self.inner = inner
-        self.pad, self.unk, self.start, self.end = (_role(inner, names) for names in ROLES.values())
+        self.forced: int | None = None if marks is None else marks.get("forced")
+        self.never: list[int] = [] if marks is None else marks.get("never", [])
+        if marks is None:
+            self.pad, self.unk, self.start, self.end = (_role(inner, names) for names in ROLES.values())
+        else:
+            self.end = _mark(inner, marks, "end", 0)
+            self.pad, self.unk, self.start = (_mark(inner, marks, role, self.end) for role in ("pad", "unk", "start"))
         self.size = max(inner.get_vocab().values()) + 1
         self.specials = {self.pad, self.unk, self.start, self.end}
 
@@ -70,13 +84,14 @@ class Tokenizer:
             raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
 
     @classmethod
-    def of_labels(cls, texts: Iterable[str]) -> Tokenizer:
-        """A whole text is one token: the label of another text."""
-        return cls(labels(texts))
+    def of_labels(cls, texts: Iterable[str], ordered: bool = False) -> Tokenizer:
+        """A whole text is one token: the label of another text. ordered: numbered as they come, not by name."""
+        return cls(labels(texts, ordered))
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
-        """One that was saved here, or any tokenizer.json. Special tokens that it does not have are added to it."""
+    def load(cls, path: str | Path, marks: Marks | None = None) -> Tokenizer:
+        """One that was saved here, or any tokenizer.json. Special tokens that it does not have are added to it, unless
+        `marks` says what serves for them."""
         name = short(path)
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -86,7 +101,7 @@ class Tokenizer:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{name} is no tokenizer, not even JSON: {in_one_line(error)}") from None
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(tokenizers.Tokenizer.from_str(text), marks)
         except BaseException as error:
             raise _told(error, f"{name} is no tokenizer") from None
 
@@ -107,9 +122,28 @@ class Tokenizer:
         try:
             found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:  # half a surrogate pair is no text
-            whole = [text.encode("utf-8", "replace").decode() for text in texts]
-            found = self.inner.encode_batch_fast(whole, add_special_tokens=False)
+            found = self.inner.encode_batch_fast(_whole(texts), add_special_tokens=False)
         return [one.ids for one in found]
+
+    def frame(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token numbers of each text with the marks that a model reads around it: those that the tokenizer itself
+        sets, such as [CLS] and [SEP]; else the end mark."""
+        if not self.sets_marks:
+            return [[*ids, self.end] for ids in self.encode(texts)]
+        return [one.ids for one in self.inner.encode_batch_fast(_whole(texts), add_special_tokens=True)]
+
+    def frame_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Two texts as one, with marks, and for each token the segment it is of: 0 or 1."""
+        if self.sets_marks:
+            both = [tuple(_whole(pair)) for pair in pairs]
+            return [(one.ids, one.type_ids) for one in self.inner.encode_batch(both, add_special_tokens=True)]
+        sides = zip(*(self.frame(side) for side in zip(*pairs, strict=True)), strict=True) if pairs else ()
+        return [([*one, *two], [0] * len(one) + [1] * len(two)) for one, two in sides]
+
+    @property
+    def sets_marks(self) -> bool:
+        """Whether it comes with a template for marks, as those of BERT do."""
+        return self.inner.num_special_tokens_to_add(False) > 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text, special tokens left out. Bytes that are no character become \ufffd, and those around them stay."""
@@ -134,6 +168,16 @@ class Tokenizer:
         """How many labels there are, of a tokenizer of labels."""
         return self.size - len(SPECIALS)
 
+    def numbers(self, labels: Sequence[str]) -> list[int]:
+        """Of labels, counted from 0; one that this tokenizer of labels does not have is refused."""
+        known = self.inner.get_vocab()
+        found = [known.get(label.strip()) for label in labels]
+        if None in found:
+            names = sorted(known, key=known.__getitem__)[len(SPECIALS) :]
+            label = labels[found.index(None)].strip()
+            raise UserError(f"the label '{label}' is none of those that were learned{nearest(label, names)}")
+        return [number - len(SPECIALS) for number in found if number is not None]
+
     def keeps_lines(self) -> bool:
         """A line end is a token, not just a gap between words."""
         return bool(self.encode(["\n"])[0])
@@ -143,6 +187,11 @@ class Tokenizer:
         return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
 
 
+def _whole(texts: Iterable[str]) -> list[str]:
+    """Without halves of surrogate pairs."""
+    return [text.encode("utf-8", "replace").decode() for text in texts]
+
+
 def _role(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
     """The number of the first of these tokens that there is; the first of all is added when there is none."""
     there = next((name for name in names if inner.token_to_id(name) is not None), names[0])
@@ -150,6 +199,15 @@ def _role(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
     found = inner.token_to_id(there)
     assert found is not None
     return found
+
+
+def _mark(inner: tokenizers.Tokenizer, marks: Marks, role: str, other: int) -> int:
+    """The number that is given; else of a token that is usually called so; else the other one."""
+    given = marks.get(role)
+    if given is not None and inner.id_to_token(given) is not None:
+        return given
+    found = (inner.token_to_id(name) for name in ROLES[role])
+    return next((number for number in found if number is not None), other)
 
 
 def _told(error: BaseException, what: str) -> BaseException:

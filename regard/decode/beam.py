@@ -30,7 +30,7 @@ def beam(
     if not 1 <= best <= size:
         raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
     scores, state = request.begin(model)
-    answers = Answers(len(scores), size, best, penalty, scores)
+    answers = Answers(len(scores), size, best, penalty, scores, request.ahead)
     rows = torch.arange(len(scores), device=scores.device)  # (live,) the sentences that are still searched
     totals = torch.zeros_like(scores[:, :1])  # (live, beams) log p of what is said
     said = request.prefix.new_empty(len(scores), 1, 0)  # (live, beams, length); at first there is one beginning
@@ -54,7 +54,7 @@ def beam(
         state = select(state, (first + parents)[stay].flatten())
         rows, totals, said = rows[stay], totals[stay], said[stay]
         scores, state = model.step(said[:, :, -1].flatten()[:, None], state)
-        scores = exact(scores[:, 0])
+        scores = request.ruled(exact(scores[:, 0]), said.flatten(0, 1))
 
 
 def grow(totals: Tensor, scores: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,8 +72,8 @@ def grow(totals: Tensor, scores: Tensor, wide: int) -> tuple[Tensor, Tensor, Ten
 class Answers:
     """What is done, for every sentence of the batch."""
 
-    def __init__(self, batch: int, size: int, best: int, penalty: float, like: Tensor):
-        self.best, self.penalty = best, penalty
+    def __init__(self, batch: int, size: int, best: int, penalty: float, like: Tensor, ahead: int = 0):
+        self.best, self.penalty, self.ahead = best, penalty, ahead
         self.found: list[list[Hypothesis]] = [[] for _ in range(batch)]
         self.held = like.new_full((batch, size), -torch.inf)  # the best scores found, best first
 
@@ -87,10 +87,11 @@ class Answers:
         if not len(sentence):
             return
         sums = totals[sentence, candidate]
-        told = (rows[sentence], sums, sums / length**self.penalty, said[sentence, beams[sentence, candidate]])
+        weight = (length + self.ahead) ** self.penalty
+        told = (rows[sentence], sums, sums / weight, said[sentence, beams[sentence, candidate]])
         for row, total, score, tokens in zip(*(t.tolist() for t in told), strict=True):
             self.found[row].append(Hypothesis(tokens, score, total, ended))
-        scores = torch.where(chosen, totals / length**self.penalty, -torch.inf)
+        scores = torch.where(chosen, totals / weight, -torch.inf)
         self.held[rows] = torch.cat((self.held[rows], scores), 1).topk(self.held.shape[1], -1).values
 
     def settled(self, rows: Tensor, top: Tensor, length: int, most: Tensor, early: bool) -> Tensor:
@@ -99,7 +100,7 @@ class Answers:
         if early:
             return (held[:, -1] > -torch.inf) | (top == -torch.inf)
         kindest = most if self.penalty > 0 else most.clamp(max=length + 1)  # the length that is
-        return held[:, self.best - 1] >= top / kindest.to(top.dtype) ** self.penalty
+        return held[:, self.best - 1] >= top / (kindest + self.ahead).to(top.dtype) ** self.penalty
 
     def sorted(self) -> list[list[Hypothesis]]:
         return [sorted(answers, key=lambda one: -one.score)[: self.best] for answers in self.found]

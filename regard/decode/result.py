@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.core import Memory, UserError
+
+Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row has said (rows, time) -> other scores
 
 
 class Stepper(Protocol):
@@ -33,6 +36,9 @@ class Request(NamedTuple):
     prefix: what each row begins with, right-padded: the start mark, or a prompt.
     most:   new tokens at the most, for each row, the end mark among them.
     valid:  which columns of the prefix are real; None: all.
+    rule:   what may be said next, -inf for what may not: a function of the scores and of what a row has said since its
+            prefix. What is likely is then counted by what it leaves. See decode/rules.py.
+    ahead:  tokens at the end of the prefixes that are part of the answers where their length counts.
     """
 
     prefix: Tensor  # (batch, time)
@@ -40,6 +46,8 @@ class Request(NamedTuple):
     most: Tensor  # (batch,)
     valid: Tensor | None = None  # (batch, time)
     memory: Memory | None = None
+    rule: Rule | None = None
+    ahead: int = 0
 
     @classmethod
     def after(cls, start: int, end: int, memory: Memory, most: Tensor | int) -> Request:
@@ -68,7 +76,11 @@ class Request(NamedTuple):
         scores = exact(scores[rows, self.lengths - 1])
         if bool(scores.isnan().any()):
             raise UserError("the model's scores are not numbers: its weights are damaged, or its training went astray")
-        return scores, state
+        return self.ruled(scores, self.prefix[:, :0]), state
+
+    def ruled(self, scores: Tensor, said: Tensor) -> Tensor:
+        """scores (rows, vocab) after what each row has said (rows, time)."""
+        return scores if self.rule is None else self.rule(scores, said)
 
     def _check(self) -> None:
         batch, time = self.prefix.shape

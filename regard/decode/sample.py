@@ -95,6 +95,7 @@ def stream(
     rows = torch.arange(len(scores), device=scores.device)  # which of the request's rows each one is
     going = torch.ones_like(rows, dtype=torch.bool)
     before = _real(request) if repetition != 1 else None  # (rows, time) all that each row holds
+    said = request.prefix[:, :0]  # (rows, time) since the prefix
     for at in count():
         bent = scores if before is None else discourage(scores, before, repetition)
         if noise is None:
@@ -109,11 +110,13 @@ def stream(
             return
         if len(left) <= FEW * len(rows) or (len(left) < len(rows) and longest + at >= room):
             rows, tokens, going, state = rows[left], tokens[left], going[left], select(state, left)
-            before = None if before is None else before[left]
+            before, said = None if before is None else before[left], said[left]
         if before is not None:
             before = torch.cat((before, tokens[:, None]), 1)
+        if request.rule is not None:
+            said = torch.cat((said, tokens[:, None]), 1)
         scores, state = model.step(tokens[:, None], state)
-        scores = exact(scores[:, 0])
+        scores = request.ruled(exact(scores[:, 0]), said)
 
 
 def discourage(scores: Tensor, before: Tensor, repetition: float) -> Tensor:

@@ -96,6 +96,9 @@ class MultiHead(Mixer[Cache]):
                 nn.init.xavier_uniform_(letter.weight)
                 if letter.bias is not None:
                     nn.init.zeros_(letter.bias)
+        if isinstance(self.q, nn.Linear) and self.score.birth != 1:
+            with torch.no_grad():
+                self.q.weight.mul_(self.score.birth)
 
     @property
     def streams(self) -> bool:  # type: ignore[override]
@@ -244,7 +247,7 @@ def _position(spec: Position | str | dict, place: Place | None, **inherited: int
         if place is None or place.position is None:
             raise UserError("position = 'shared' needs a position in the enclosing stack")
         return place.position.for_layer()
-    position = part(Position, spec, **inherited)
+    position = part(Position, spec, place=place, **inherited)
     if position.acts("embed"):
         name = name_of(position)
         raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from regard.core import Growth, Mixer, Model, Norm, Pattern, Pointwise, Stack
+from regard.core import Embed, Growth, Mixer, Model, Norm, Pattern, Pointwise, Stack, Towers
 from regard.core.parts import name_of
+from regard.core.recipe import Recipe
 
 from .sketch import count, stacks_of
 
@@ -47,6 +48,7 @@ class Tower:
     groups: list[Group]
     after: list[Box]
     width: int  # of what leaves it
+    pools: bool = False  # which is one vector per sequence
 
     @property
     def boxes(self) -> list[Box]:
@@ -55,7 +57,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Spent:
-    """Flops and bytes at a length; None where there is no such thing."""
+    """Flops and bytes at a length; None where there is no such thing. `side`: of which of two towers."""
 
     length: int
     token: int | None
@@ -63,6 +65,7 @@ class Spent:
     encoder: int | None
     state: int | None
     note: str = ""
+    side: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,52 @@ class Picture:
     idea: str
     kind: str
     width: int
-    vocab: list[int]
+    vocab: list[int]  # of both sides; empty where no text is read
     parameters: int
     towers: list[Tower]
     head: Box
-    pools: bool  # one answer per sequence
+    scores: str  # the shape of what it gives
     spent: list[Spent]
     grows: list[Grows]
     patterns: dict[str, list[str]] = field(default_factory=dict)  # by pattern, the places where it is used
     passes: list[str] = field(default_factory=list)  # what changed it once it was built
 
 
-def describe(model: Model) -> Picture:
+def describe(model: Model | Towers) -> Picture:
     """Everything that there is to show about a model made from a recipe, with weights or without."""
-    recipe = model.recipe  # type: ignore[assignment]
+    recipe: Recipe = model.recipe  # type: ignore[assignment]
+    return _side_by_side(model, recipe) if isinstance(model, Towers) else _described(model, recipe)
+
+
+def _side_by_side(model: Towers, recipe: Recipe) -> Picture:
+    """Each tower with its head on top, and what compares the two above them."""
+    drawn = {
+        side: _described(one, recipe | {"model": recipe["model"][side]}, side) for side, one in model.towers.items()
+    }
+    image, text = drawn.values()
+    patterns = dict(image.patterns)
+    for pattern, places in text.patterns.items():
+        patterns[pattern] = [*patterns.get(pattern, []), *places]
+    return replace(
+        text,
+        kind=model.kind,
+        parameters=count(model),
+        towers=[_under_its_head(one) for one in drawn.values()],
+        head=Box("scale", "cosine", "", (text.head.width[1], 1), model.scale.numel()),
+        scores="(images, texts)",
+        spent=[replace(one.spent[0], side=side) for side, one in drawn.items()],
+        grows=[*image.grows, *text.grows],
+        patterns=patterns,
+    )
+
+
+def _under_its_head(picture: Picture) -> Tower:
+    tower, head = picture.towers[0], picture.head
+    return replace(tower, after=[*tower.after, head], width=head.width[1], pools=True)
+
+
+def _described(model: Model, recipe: Recipe, side: str = "") -> Picture:
+    """side: the name of a tower of two."""
     seen = [module for module in (model.source_embed, model.embed) if module is not None]
     tied = any(p is q for p in model.head.parameters() for embed in seen for q in embed.parameters())
     gives = [p.shape[0] for p in model.head.parameters() if p.dim() == 2][-1:] or [model.stack.width]
@@ -106,31 +141,33 @@ def describe(model: Model) -> Picture:
         count(*seen, model.head) - count(*seen), tied,
     )  # fmt: skip
     patterns: dict[str, list[str]] = {}
-    for side, branch, mixer in _mixers(model):
+    for where, branch, mixer in _mixers(model, side):
         pattern = getattr(mixer, "pattern", None)
         if isinstance(pattern, Pattern) and pattern.fixed:
             places = patterns.setdefault(str(pattern), [])
-            places += [place] if (place := f"{side} {branch}") not in places else []
+            places += [place] if (place := f"{where} {branch}") not in places else []
+    shape = f"(batch, {'' if model.head.pools else 'time, '}{head.width[1]:,})"
+    vocab = [model.source_vocab, model.vocab] if any(embed.reads == "text" for embed in seen) else []
+    lengths = LENGTHS if model.limit is None or model.limit >= LENGTHS[0] else (model.limit,)
     return Picture(
         recipe.get("title", "Untitled"), recipe.get("year"), recipe.get("paper", ""), recipe.get("idea", ""),
-        model.kind, model.width, [model.source_vocab, model.vocab], count(model),
-        _towers(model), head, model.head.pools, [spent(model, length) for length in LENGTHS], grows(model), patterns,
-        [_said(spec) for spec in recipe["model"].get("passes", [])],
+        model.kind, model.width, vocab, count(model),
+        _towers(model, recipe["model"], side), head, shape, [spent(model, length) for length in lengths],
+        grows(model, side), patterns, [_said(spec) for spec in recipe["model"].get("passes", [])],
     )  # fmt: skip
 
 
-def _mixers(model: Model) -> list[tuple[str, str, Mixer]]:
+def _mixers(model: Model, tower: str = "") -> list[tuple[str, str, Mixer]]:
     """Side, branch and mixer, of every kind of layer once."""
     return [
-        (side, name, mixer)
+        (tower or side, name, mixer)
         for side, stack in stacks_of(model).items()
         for layer in stack._layers[: stack.kinds]
         for name, mixer in layer.branches.items()
     ]
 
 
-def _towers(model: Model) -> list[Tower]:
-    table = model.recipe["model"]  # type: ignore[index]
+def _towers(model: Model, table: dict[str, Any], tower: str) -> list[Tower]:
     towers = []
     for side, stack in stacks_of(model).items():
         own = table.get(side, {}) if model.encoder is not None else table
@@ -139,7 +176,8 @@ def _towers(model: Model) -> list[Tower]:
         size = count(*others, embed) - count(*others)
         box = Box(
             "embed", name_of(embed), _given(own.get("embed", table.get("embed"))),
-            (model.source_vocab if embed is model.source_embed else model.vocab, model.width), size, size == 0,
+            (_takes(embed, model.source_vocab if embed is model.source_embed else model.vocab), model.width),
+            size, size == 0,
         )  # fmt: skip
         before, after = [box], []
         if own.get("position", "none") != "none":
@@ -147,16 +185,21 @@ def _towers(model: Model) -> list[Tower]:
         if own.get("norm", "none") != "none":
             after.append(_box("norm", own["norm"], stack.norm, stack.width))
         shared = own.get("share") == "layers"
-        groups = _groups(stack, own["layer"], shared)
-        towers.append(Tower(side, len(stack._layers), shared, before, groups, after, stack.width))
+        groups = _groups(stack, own["layer"])
+        towers.append(Tower(tower or side, len(stack._layers), shared, before, groups, after, stack.width))
     return towers
+
+
+def _takes(embed: Embed, vocab: int) -> int:
+    """Words that it knows, or numbers that make one of its vectors."""
+    return vocab if embed.reads == "text" else embed.draw(1, 1).shape[-1]
 
 
 def _box(name: str, spec: Any, module: nn.Module, width: int, told: dict[str, Any] | None = None) -> Box:
     return Box(name, name_of(module), _given(spec, told), (width, width), count(module))
 
 
-def _groups(stack: Stack, tables: Any, shared: bool) -> list[Group]:
+def _groups(stack: Stack, tables: Any) -> list[Group]:
     """The layers in order, a run that comes again drawn once."""
     tables = [tables] if isinstance(tables, dict) else tables
     layers: list[list[Box]] = []
@@ -173,9 +216,11 @@ def _groups(stack: Stack, tables: Any, shared: bool) -> list[Group]:
     groups, at = [], 0
     while at < len(layers):
         run, times = _run(layers, at)
-        sizes = [box.parameters for layer in layers[at : at + run] for box in layer]
-        groups.append(Group(times, layers[at : at + run], sum(sizes) * (1 if shared else times)))
-        at += run * times
+        end = at + run * times
+        before, after = ([stack.position, *stack._layers[:n]] for n in (at, end))
+        size = count(*after) - count(*before)  # layers may share some of their weights, or all
+        groups.append(Group(times, layers[at : at + run], size))
+        at = end
     return groups
 
 
@@ -229,10 +274,10 @@ def spent(model: Model, length: int) -> Spent:
     return Spent(length, more.flops, whole, encoder, model.cost(length).state)
 
 
-def grows(model: Model) -> list[Grows]:
+def grows(model: Model, tower: str = "") -> list[Grows]:
     """The three columns of Table 1 of Vaswani et al. 2017 for every different mixer; feed-forwards move nothing."""
     lines: dict[tuple[str, Growth], list[str]] = {}
-    for side, branch, mixer in _mixers(model):
+    for side, branch, mixer in _mixers(model, tower):
         if not isinstance(mixer, Pointwise):
             places = lines.setdefault((name_of(mixer), mixer.growth()), [])
             places += [place] if (place := f"{side} {branch}") not in places else []

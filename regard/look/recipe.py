@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import pattern as pattern_picture
-from .anatomy import Box, Picture, Tower
+from .anatomy import Box, Picture, Spent, Tower
 from .picture import write
 
 INK, PALE = "#222222", "#777777"
@@ -30,10 +30,10 @@ def amount(number: int | None) -> str:
 
 def heading(picture: Picture) -> str:
     """What it is, in one line."""
-    source, target = picture.vocab
-    vocab = f"{target:,}" if source == target else f"{source:,} and {target:,}"
-    size = f"{amount(picture.parameters)} parameters · width {picture.width:,} · vocabulary {vocab}"
-    return " · ".join([picture.kind, size, *(f"pass {name}" for name in picture.passes)])
+    vocab = " and ".join(f"{size:,}" for size in dict.fromkeys(picture.vocab))
+    size = f"{amount(picture.parameters)} parameters · width {picture.width:,}"
+    words = [f"vocabulary {vocab}"] if vocab else []
+    return " · ".join([picture.kind, size, *words, *(f"pass {name}" for name in picture.passes)])
 
 
 def text(picture: Picture, width: int = 100) -> str:
@@ -44,8 +44,7 @@ def text(picture: Picture, width: int = 100) -> str:
     lines += textwrap.wrap(heading(picture), width)
     for tower in picture.towers:
         lines += _tower(tower, picture, width)
-    shape = f"(batch, {'' if picture.pools else 'time, '}{picture.head.width[1]:,})"
-    lines += [*_frame([_row(picture.head, picture, width)], width), f"    ↓ scores {shape}", ""]
+    lines += [*_frame([_row(picture.head, picture, width)], width), f"    ↓ scores {picture.scores}", ""]
     lines += [*spending(picture), "", *_growing(picture, width)]
     return "\n".join(line.rstrip() for line in lines + _patterns(picture, width))
 
@@ -66,7 +65,7 @@ def _tower(tower: Tower, picture: Picture, width: int) -> list[str]:
         lines.append(f"    ↓ (batch, {time}, {group.layers[-1][-1].width[1]:,})")
     if tower.after:
         lines += _frame([_row(box, picture, width) for box in tower.after], width)
-        lines.append(f"    ↓ (batch, {time}, {tower.width:,})")
+        lines.append(f"    ↓ (batch, {'' if tower.pools else f'{time}, '}{tower.width:,})")
     if time == "source":
         lines[-1] += "  the memory, which the decoder looks at"
     return lines
@@ -101,9 +100,13 @@ def _frame(rows: list[list[str]], width: int, title: str = "", foot: str = "") -
     return [top + "─" * (width - len(top) - 1) + "╮", *body, "╰" + "─" * (width - len(end) - 1) + end]
 
 
+def _at(spent: Spent) -> str:
+    return f"{f'{spent.side}:' if spent.side else 'at'} {spent.length:,} positions"
+
+
 def spending(picture: Picture) -> list[str]:
     """The table of costs."""
-    lines = [f"{'cost of one sequence':<40}" + "".join(f"{f'at {s.length:,} positions':>20}" for s in picture.spent)]
+    lines = [f"{'cost of one sequence':<40}" + "".join(f"{_at(s):>20}" for s in picture.spent)]
     which = "the decoder's" if any(s.encoder for s in picture.spent) else "a"
     rows = [
         ("flops of one more token", "token", ""),
@@ -168,8 +171,9 @@ def png(picture: Picture, path: str | Path) -> None:
     tops = []
     for index, tower in enumerate(picture.towers):
         last = index == len(picture.towers) - 1
-        tops.append(_column(axes, tower, 0.3 + COLUMN * index, foot + GAP, picture.head if last else None))
-    if len(tops) == 2:
+        label = tower.side if picture.kind == "towers" else "tokens" if last else "source"
+        tops.append(_column(axes, tower, 0.3 + COLUMN * index, foot + GAP, label, picture.head if last else None))
+    if picture.kind == "encoder-decoder":
         (_, _, out), (into, middle, _) = tops
         aside = into - 0.2
         axes.plot([into - 0.58 - (COLUMN - 0.7) / 2, aside, aside], [out, out, middle], color=INK, linewidth=1)
@@ -183,12 +187,10 @@ def _height(tower: Tower) -> float:
     return boxes + sum(GAP * 1.7 + ROW * sum(len(layer) for layer in group.layers) for group in tower.groups)
 
 
-def _column(axes: Any, tower: Tower, x: float, y: float, head: Box | None) -> tuple[float, float, float]:
-    """Draws a tower upwards from y. Gives its left edge, the middle of its layers and its top."""
+def _column(axes: Any, tower: Tower, x: float, y: float, label: str, head: Box | None) -> tuple[float, float, float]:
+    """Draws a tower upwards from y, what goes in as `label`. Gives its left edge, the middle of its layers, its top."""
     inner = COLUMN - 0.7
-    axes.text(
-        x + inner / 2, y - 0.05, "source" if head is None else "tokens", size=8, ha="center", va="top", color=PALE
-    )
+    axes.text(x + inner / 2, y - 0.05, label, size=8, ha="center", va="top", color=PALE)
 
     def arrow(y: float, label: str = "") -> float:
         axes.annotate("", (x + inner / 2, y + GAP), (x + inner / 2, y), arrowprops={"arrowstyle": "-|>", "color": INK})

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from regard.core import Model, Position, Stack, UserError, build
+from regard.core import Model, Position, Stack, Towers, UserError, build
 from regard.core.recipe import Recipe
 
 MAKERS = (torch.empty, torch.rand, torch.randn)
+SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}  # tables in [model], by kind
 FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
 FILLERS |= {fill for name, fill in vars(nn.init).items() if name.endswith("_") and callable(fill)}
 
@@ -51,7 +52,7 @@ def parameters(recipe: Recipe) -> int:
     """Of the whole model. Each kind of layer is built once and counted as often as it stands in its stack."""
     once = copy.deepcopy(recipe)
     table = once["model"]
-    tables = [table["encoder"], table["decoder"]] if table.get("kind") == "encoder-decoder" else [table]
+    tables = [table[side] for side in SIDES[table["kind"]]] if table.get("kind") in SIDES else [table]
     shared = [side.get("share") == "layers" for side in tables]
     for side in tables:
         side["share"] = "layers"
@@ -59,9 +60,8 @@ def parameters(recipe: Recipe) -> int:
         model = sketch(once)
     except UserError:  # whatever is wrong is told about the recipe as it is written
         return count(sketch(recipe))
-    stacks = [model.encoder, model.stack] if model.encoder is not None else [model.stack]
     total = count(model)
-    for stack, is_shared in zip(stacks, shared, strict=True):
+    for stack, is_shared in zip(stacks_of(model).values(), shared, strict=True):
         differs = type(stack.position).for_layer is not Position.for_layer
         if (
             differs
@@ -76,7 +76,9 @@ def parameters(recipe: Recipe) -> int:
     return total
 
 
-def stacks_of(model: Model) -> dict[str, Stack]:
+def stacks_of(model: Model | Towers) -> dict[str, Stack]:
     """By side, in the order of the data."""
+    if isinstance(model, Towers):
+        return {side: one.stack for side, one in model.towers.items()}
     own = {"encoder" if model.kind == "encoder" else "decoder": model.stack}
     return own if model.encoder is None else {"encoder": model.encoder, **own}

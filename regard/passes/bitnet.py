@@ -12,8 +12,7 @@ Ma et al. 2024, "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bi
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Norm, Pass, UserError, part, restore, save
+from regard.core import Norm, Pass, UserError, part, restore
 from regard.core.errors import nearest, short
+from regard.core.passes import exchange
+from regard.core.recipe import must_be_new, save_beside
 
 LEAST = 1e-5  # of s and m, so that nothing is divided by zero
 STEPS = 127  # of an input, on each side of zero
@@ -193,20 +194,6 @@ def unpacked(some: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([(some >> shift & 3).to(dtype) for shift in (0, 2, 4, 6)])
 
 
-def exchange(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> int:
-    """Put what `change` makes of a module in its place, wherever it stands; one that stands in several places stays
-    one. How many were changed."""
-    made: dict[nn.Module, nn.Module | None] = {}
-    for path, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            if child not in made:
-                made[child] = change(f"{path}.{name}".lstrip("."), child)
-            new = made[child]
-            if new is not None:
-                setattr(parent, name, new)
-    return sum(new is not None for new in made.values())
-
-
 class Sizes(NamedTuple):
     """Bytes of a model's file."""
 
@@ -218,8 +205,7 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
     """A trained run with its ternary maps packed to two bits: a folder that predicts and evaluates as the run does.
     Its scores are the very same while the rest stays float32."""
     run, out = Path(run), Path(out)
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{short(out)} is there already: name a new folder")
+    must_be_new(out)
     model = restore(run)
     passes = model.recipe["model"].get("passes", [])  # type: ignore[index,union-attr]
     table = next(iter(_tables(passes)), None)
@@ -234,10 +220,7 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
     exchange(model, lambda _, module: PackedLinear.of(module) if isinstance(module, BitLinear) else None)
     model.to(FORMS[rest])
     model.recipe["model"]["passes"] = [changed if one in ("bitnet", table) else one for one in passes]  # type: ignore
-    out.mkdir(parents=True, exist_ok=True)
-    for beside in run.glob("*.json"):  # tokenizers, and what is told about the run
-        shutil.copy(beside, out)
-    save(model, out)
+    save_beside(model, run, out)
     return Sizes(*((folder / "model.safetensors").stat().st_size for folder in (run, out)))
 
 

@@ -16,8 +16,8 @@ from regard.decode import Way
 from regard.metrics import measure
 
 if TYPE_CHECKING:
-    from regard.label import Labeller
     from regard.run import Run
+    from regard.use.reader import Reader
 
     from .learner import Objective
 
@@ -38,7 +38,7 @@ class Dev:
         self,
         objective: Objective,
         batches: Callable[[], Iterator[Batch]],
-        run: Callable[[Model, None, bool], Run | Labeller],
+        run: Callable[[Model, None, bool], Run | Reader],
         forced: Sequence[str] = FORCED,
         metrics: Sequence[str] = (),
         sources: Sequence[str] = (),

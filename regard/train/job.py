@@ -21,14 +21,15 @@ from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
-from regard.label import Labeller
 from regard.run import Run, about, tokenizers
+from regard.use.reader import Reader
 
-from . import checkpoint
+from . import checkpoint, origin
+from .levels import freeze
 from .loop import Progress, Trainer
 from .session import PATHS, session, whole
 from .settings import Settings
-from .tasks import Say, Tick, task_of, unseen
+from .tasks import Say, Task, Tick, task_of, unseen
 
 
 @dataclass
@@ -44,6 +45,9 @@ class Job:
     any_reference: where a source stands on several lines, each of its targets counts as right.
     dev_most:      dev examples that are decoded at every evaluation; 0: all.
     threads:       0: as many as torch takes.
+    origin:        a run folder to begin from: its model, weights, tokenizer and, if none is named, recipe.
+    task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
+    lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
     """
 
     recipe: str
@@ -66,6 +70,9 @@ class Job:
     dev_most: int = 500
     device: str = "cpu"
     threads: int = 0
+    origin: str | None = None
+    task: str | None = None
+    lora: int = 0
 
 
 class Prepared:
@@ -82,15 +89,17 @@ class Prepared:
         if told:
             self.recipe = recipes.load(self.folder / "recipe.toml")
         else:
-            self.recipe = recipes.load(job.recipe, job.size, job.overrides)
+            self.recipe = origin.recipe_of(job)
         self.settings = Settings.read(self.recipe.get("train", {}))
         if bounds:
             self.settings = self.settings.until(bounds)
-        self.task = task_of(self.recipe, job.recipe)(job, self.settings)
+        self.task = self._task()(job, self.settings, self.recipe.get("objective"))
         self._check()
         self.corpus = self._open()
         if told:
             self._take_tokenizers()
+        elif job.origin:
+            self.task.inherit(*tokenizers(Path(job.origin)), self.corpus)
         else:
             self.task.learn(self.corpus, tick)
         torch.manual_seed(self.settings.seed)
@@ -102,6 +111,25 @@ class Prepared:
             if not told:  # to be tried again, not gone on with
                 (self.folder / "run.json").unlink()
             raise
+
+    @property
+    def name(self) -> str:
+        """Of the recipe; of a run that begins from another one and names none, the other's."""
+        if self.job.recipe or not self.job.origin:
+            return self.job.recipe
+        return about(Path(self.job.origin)).get("job", {}).get("recipe", "")
+
+    def _task(self) -> type[Task]:
+        try:
+            return task_of(self.recipe, self.name)
+        except UserError:
+            if not self.job.origin or self.job.task:
+                raise
+            learned = self.recipe.get("objective", {}).get("part")
+            raise UserError(
+                f"{short(self.job.origin)} has learned '{learned}', and cannot go on with that: say --task classify, "
+                "match or tag"
+            ) from None
 
     def _check(self) -> None:
         """All that can be refused before the data is read."""
@@ -140,10 +168,16 @@ class Prepared:
 
     def _build(self) -> Model:
         if not self.told:
+            known = self.recipe.get("vocab")
             self.task.complete(self.recipe)
+            self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
             self.recipe["train"] = self.settings.table()
         model = build(self.recipe)
         self.task.fit(model)
+        if self.job.origin and not checkpoint.found(self.folder / "checkpoints"):
+            afresh = [*([origin.HEAD] if self.job.task else []), *(["*.down", "*.up"] if self.job.lora else [])]
+            origin.fill(model, Path(self.job.origin), afresh)
+        freeze(model, self.settings.freeze)
         return model.to(self.job.device)
 
     def _write(self) -> None:
@@ -156,12 +190,25 @@ class Prepared:
             names = ("tokenizer",) if both and both[0] is both[1] else ("source.tokenizer", "target.tokenizer")
             for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
-            told = {"job": asdict(self.job), "documents": self.corpus.train.documents}
-            told |= {"tokenizers": [one.hash() for one in both]}
+            if self.job.origin:
+                recipes.keep_origin(Path(self.job.origin), self.folder)
+            told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
+            told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
+            told |= self.task.about()
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
-            told |= {"parameters": sum(p.numel() for p in self.model.parameters()), "sessions": [session()]}
+            every = list(self.model.parameters())
+            told |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}
+            told |= {"learning": sum(p.numel() for p in every if p.requires_grad)}
         put(self.folder / "recipe.toml", tomli_w.dumps(self.recipe | {"train": self.settings.table()}))
         put(self.folder / "run.json", json.dumps(told, indent=1))
+
+    def _taken_over(self, apart: bool) -> dict[str, Any]:
+        """What is still true of a model that came from elsewhere. apart: the target has a tokenizer of its own."""
+        if not self.job.origin:
+            return {}
+        before = about(Path(self.job.origin))
+        kept = {key: before[key] for key in ("origin", "marks", "target_marks") if key in before}
+        return kept | ({"target_marks": None} if apart and self.job.task and "marks" in kept else {})
 
     def _trainer(self, patient: bool) -> Trainer:
         s, corpus, task = self.settings, self.corpus, self.task
@@ -183,7 +230,7 @@ class Prepared:
                 "a new run"
             )
 
-    def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Run | Labeller:
+    def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Run | Reader:
         """Until the end. The finished model, ready to be used."""
         self.trainer.report = report
         self.trainer.train()
@@ -199,6 +246,7 @@ def start(job: Job, say: Say = print, tick: Tick = unseen) -> Prepared:
                 f"{short(run)} holds a run already: go on with it by --resume {short(run)}, or name another"
             )
         names = PATHS if job.data else (*PATHS, "source", "target")  # else these are endings, such as en and de
+        names = names if job.origin is None else (*names, "origin")
         rooted: dict[str, Any] = {name: whole(getattr(job, name)) for name in names}
         return Prepared(replace(job, **rooted), say, tick, None, None)
 

@@ -1,6 +1,7 @@
 """One step after the other: batches in, gradients, a better model out; and the whole of what the next step depends on.
 
-That is weights, optimiser, averages, random numbers and the place in the data: from them, the same steps follow.
+That is weights, optimiser, averages, random numbers, the place in the data and what the objective carries from batch to
+batch: from them, the same steps follow.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +37,17 @@ class Loss(Protocol):
 
 
 Objective = Callable[[Model, Batch], Loss]
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An objective that carries something from one batch to the next."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, in tensors."""
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """What `state` gave; nothing: it begins anew."""
 
 
 class Place(NamedTuple):
@@ -83,6 +95,8 @@ class Learner:
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
         if not math.isfinite(sum(nll)) or not math.isfinite(length):
+            if isinstance(self.objective, Remembers):
+                self.objective.restore({})
             return False
         self.step, self.tokens, self.loss = self.step + 1, self.tokens + count, sum(nll) / count
         self.lr = rate()
@@ -141,6 +155,8 @@ class Learner:
         inside the model now."""
         tensors = {f"optimiser/{name}": t for name, t in self.optimiser.state().items()} | self.random()
         tensors |= {f"own/{i}": t for i, t in enumerate(self.moving.values)}
+        if isinstance(self.objective, Remembers):
+            tensors |= {f"objective/{name}": t for name, t in self.objective.state().items()}
         numbers = {"optimiser": self.settings.optimiser, "step": self.step, "tokens": self.tokens}
         return tensors, numbers | {"epoch": self.place.epoch, "taken": self.place.taken}
 
@@ -148,8 +164,9 @@ class Learner:
         """What `state` gave; the model is as it was then. The place in the data stays: see `seek`."""
         if numbers["optimiser"] != self.settings.optimiser:
             raise UserError(f"this run has '{numbers['optimiser']}' as optimiser, not '{self.settings.optimiser}'")
-        prefix = "optimiser/"
-        self.optimiser.restore({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+        self.optimiser.restore(_under("optimiser/", tensors))
+        if isinstance(self.objective, Remembers):
+            self.objective.restore(_under("objective/", tensors))
         for i, value in enumerate(self.moving.values):
             value.copy_(tensors[f"own/{i}"])
         self.moving.swap()
@@ -172,6 +189,11 @@ class Learner:
         torch.set_rng_state(states["random/cpu"])
         if "random/device" in states and self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(states["random/device"])
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin so, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def has_bfloat16(device: torch.device) -> bool:

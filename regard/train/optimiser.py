@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from regard.core import UserError
 
+from .levels import rates
+
 if TYPE_CHECKING:
     from .settings import Settings
 
+Torchs = torch.optim.Optimizer
 KINDS = ("adam", "adamw", "muon", "adafactor", "sgd")
 
 
@@ -27,8 +30,11 @@ class Optimiser:
         self.names = {id(p): name for name, p in named}
         self.parameters = [p for _, p in named]
         self.clip = settings.clip
-        muon = settings.optimiser == "muon"
-        self.parts = _muon(model, self.parameters, settings) if muon else [_one(self.parameters, settings)]
+        if not named:
+            raise UserError("nothing is left to learn: look at train.freeze and at the passes of the model")
+        shares = rates(model, settings.layer_decay, settings.head_lr)
+        make = _muon if settings.optimiser == "muon" else _one
+        self.parts = make(model, self.parameters, settings, [shares[name] for name, _ in named])
 
     def zero_grad(self) -> None:
         for part in self.parts:
@@ -44,7 +50,7 @@ class Optimiser:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], self.clip / norm)
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["share"]
             part.step()
 
     def state(self) -> dict[str, Tensor]:
@@ -71,18 +77,24 @@ class Optimiser:
             part.load_state_dict({"state": state, "param_groups": part.state_dict()["param_groups"]})
 
 
-def _one(parameters: list[nn.Parameter], s: Settings) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if _decays(p)], "weight_decay": s.weight_decay},
-        {"params": [p for p in parameters if not _decays(p)], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+def _one(model: nn.Module, parameters: list[nn.Parameter], s: Settings, shares: list[float]) -> list[Torchs]:
+    ours = list(zip(parameters, shares, strict=True))
+    decaying = _groups([(p, share) for p, share in ours if _decays(p)], s.weight_decay)
+    groups = decaying + _groups([(p, share) for p, share in ours if not _decays(p)], 0.0)
     if s.optimiser == "adafactor":
-        return torch.optim.Adafactor(groups, s.lr)
+        return [torch.optim.Adafactor(groups, s.lr)]
     if s.optimiser == "sgd":
-        return torch.optim.SGD(groups, s.lr, momentum=s.beta1)
+        return [torch.optim.SGD(groups, s.lr, momentum=s.beta1)]
     kind = torch.optim.Adam if s.optimiser == "adam" else torch.optim.AdamW
-    return kind(groups, s.lr, (s.beta1, s.beta2), s.eps, fused=_fused(parameters))
+    return [kind(groups, s.lr, (s.beta1, s.beta2), s.eps, fused=_fused(parameters))]
+
+
+def _groups(parameters: list[tuple[nn.Parameter, float]], weight_decay: float) -> list[dict[str, Any]]:
+    """One for each share of the learning rate."""
+    by_share: dict[float, list[nn.Parameter]] = {}
+    for parameter, share in parameters:
+        by_share.setdefault(share, []).append(parameter)
+    return [{"params": some, "weight_decay": weight_decay, "share": share} for share, some in by_share.items()]
 
 
 def _decays(parameter: nn.Parameter) -> bool:
@@ -90,17 +102,19 @@ def _decays(parameter: nn.Parameter) -> bool:
     return parameter.dim() > 1 and getattr(parameter, "decays", True)
 
 
-def _muon(model: nn.Module, parameters: list[nn.Parameter], s: Settings) -> list[torch.optim.Optimizer]:
+def _muon(model: nn.Module, parameters: list[nn.Parameter], s: Settings, shares: list[float]) -> list[Torchs]:
     """Muon is for the maps between hidden vectors: tables, heads, vectors and convolutions are left to AdamW."""
     inner = [module for name, module in model.named_modules() if name.partition(".")[0] != "head"]
     maps = {id(m.weight) for m in inner if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
-    matrices = [p for p in parameters if id(p) in maps]
-    rest = [p for p in parameters if id(p) not in maps]
-    made: list[torch.optim.Optimizer] = []
+    ours = list(zip(parameters, shares, strict=True))
+    matrices = _groups([(p, share) for p, share in ours if id(p) in maps], s.weight_decay)
+    rest = [(p, share) for p, share in ours if id(p) not in maps]
+    made: list[Torchs] = []
     if matrices:
-        made.append(torch.optim.Muon(matrices, s.lr, weight_decay=s.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        made.append(torch.optim.Muon(matrices, s.lr, adjust_lr_fn="match_rms_adamw"))
     if rest:
-        made.append(torch.optim.AdamW(rest, s.lr, (s.beta1, s.beta2), s.eps, weight_decay=0.0, fused=_fused(rest)))
+        fused = _fused([p for p, _ in rest])
+        made.append(torch.optim.AdamW(_groups(rest, 0.0), s.lr, (s.beta1, s.beta2), s.eps, fused=fused))
     return made
 
 

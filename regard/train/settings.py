@@ -12,6 +12,7 @@ from regard.core.parts import fit
 
 from . import optimiser, schedule
 
+FREEZE = ("embed", "body")
 BOUNDS = ("steps", "minutes", "epochs")
 POSITIVE = ("batch", "context", "accumulate", "keep")
 SHARES = ("smoothing", "ema", "beta1", "beta2")  # from 0 to below 1
@@ -25,6 +26,10 @@ class Settings:
     optimiser:     adam, adamw, muon (matrices by Muon, the rest by AdamW), adafactor, sgd.
     lr, schedule, warmup, floor: the peak, how it moves, steps of warm-up, and the share of the peak that stays.
     beta1, beta2, eps, weight_decay: of Adam and AdamW; beta1 is the momentum of sgd. Vectors do not decay.
+    layer_decay:   every layer learns at this share of the rate of the one above it, embeddings at the least; 1: all at
+                   the same.
+    head_lr:       the head learns at so many times the rate.
+    freeze:        so many of the lowest layers do not learn, embeddings included; or embed, or body: all but the head.
     clip:          largest gradient norm, 0 for none.
     accumulate:    batches per step.
     smoothing:     label smoothing.
@@ -54,6 +59,9 @@ class Settings:
     beta2: float = 0.98
     eps: float = 1e-9
     weight_decay: float = 0.0
+    layer_decay: float = 1.0
+    head_lr: float = 1.0
+    freeze: int | str = 0
     schedule: str = "inverse_sqrt"
     warmup: int = 1000
     floor: float = 0.0
@@ -92,6 +100,10 @@ class Settings:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
             if name in SHARES and value >= 1:
                 raise UserError(f"train.{name} must be from 0 to below 1, not {value}")
+        if isinstance(self.freeze, str) and self.freeze not in FREEZE:
+            raise UserError(f"train.freeze '{self.freeze}' is unknown: give a number of layers, {' or '.join(FREEZE)}")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}")
         if self.floor > 1:
             raise UserError(f"train.floor is a share of the peak, from 0 to 1, not {self.floor}")
 

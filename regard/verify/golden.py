@@ -15,14 +15,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.core import Context, Memory, Mixer
+from regard.core import Context, Memory, Mixer, Model, build
 from regard.core.stack import Stack
 
 from .laws import Finding
@@ -111,9 +111,10 @@ class Golden:
         """Fill parameters and buffers: ours -> the original's name, or a function of the original's tensors, such as
         lambda w: w("in_proj_weight")[:16]. The same function is applied to gradients, so it must be linear."""
         own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-        left = {n for n, _ in module.named_parameters()} - set(names)
+        given = {id(own[name]) for name in names}  # what is shared has several names
+        left = [n for n, parameter in module.named_parameters() if id(parameter) not in given]
         if left:
-            raise KeyError(f"{self.system}: no weights for {sorted(left)}")
+            raise KeyError(f"{self.system}: no weights for {left}")
         for name, source in names.items():
             take = source if callable(source) else (lambda w, source=source: w(source))
             value = take(self.weight)
@@ -124,9 +125,26 @@ class Golden:
             if isinstance(own[name], nn.Parameter):
                 self.loaded.append((own[name], take))
 
+    def convert(self, config: dict | None = None, names: Collection[str] | None = None) -> Model:
+        """The model of a family that regard/convert knows, with the golden's weights, by that family's own rules."""
+        from regard.convert.family import family_of
+
+        config = self.config if config is None else config
+        known = {n.removeprefix("w.") for n in self.tensors if n.startswith("w.")} if names is None else names
+        family = family_of(config)
+        whole = family.whole(config | family.seen(config, known))
+        model = build(family.recipe(whole))
+        taken: dict[str, str | Callable[[Take], Tensor]] = {}
+        for rule in family.rules(whole, known):
+            for k, ours in enumerate(rule.ours):
+                taken[ours] = lambda w, rule=rule, k=k: rule.split(w(rule.theirs))[k]
+        self.load(model, taken)
+        return model.eval()
+
     def compare(self, outputs: dict[str, Tensor], gradients: bool = True) -> list[Finding]:
         """Ours against the original's: outputs, then gradients of weights and inputs with the golden's cotangents."""
-        rounding = self.sidecar.get("f32_vs_f64_maxabs") or {}
+        rounding = self.sidecar.get("f32_vs_f64_maxabs")
+        rounding = rounding if isinstance(rounding, dict) else {}  # some originals know only float32, and say so
         worst_rounding = max((v for v in rounding.values() if v is not None), default=0.0)
         findings = []
         for name, ours in outputs.items():

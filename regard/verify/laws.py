@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Context, Memory, Mixer, Model, Score, State, select, state_bytes
+from regard.core import Context, Memory, Mixer, Model, Score, State, Towers, apart, select, state_bytes
 from regard.kernels import Attend
 
 LIMIT = 1e-9
@@ -68,7 +68,7 @@ class Subject:
             return Memory(x, valid, views=(x,))
         if self.module.encoder is None:  # type: ignore[union-attr]
             return None
-        source = torch.randint(self.module.source_vocab, (batch, self.source))  # type: ignore[arg-type]
+        source = self.module.source_embed.draw(batch, self.source)  # type: ignore[operator,union-attr]
         return self.module.encode(source, valid)  # type: ignore[operator,union-attr]
 
     def whole(self, x: Tensor, valid: Tensor | None, memory: Memory | None) -> Tensor:
@@ -286,11 +286,19 @@ def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     return {**stepping, "alone": alone, "gradients": gradients, "cost": costs}
 
 
-def check(module: Mixer | Model, seed: int = 0) -> list[Finding]:
+def check(module: Mixer | Model | Towers, seed: int = 0) -> list[Finding]:
     """All laws that concern it."""
-    subject, findings = Subject(module), []
-    for law in concerning(subject).values():
-        torch.manual_seed(seed)
-        findings.append(law(subject))
-        subject.source = 7
+    findings = []
+    for subject, laws in subjects(module):
+        for name, law in laws.items():
+            torch.manual_seed(seed)
+            findings.append(law(subject)._replace(law=name))
+            subject.source = 7
     return findings
+
+
+def subjects(module: Mixer | Model | Towers) -> Iterator[tuple[Subject, dict[str, Callable[[Subject], Finding]]]]:
+    """What the laws are about, and those that concern it, by name: each of two towers is a model by itself."""
+    for side, one in {"": module}.items() if isinstance(module, Mixer) else apart(module).items():
+        subject = Subject(one)
+        yield subject, {f"{side} {name}".strip(): law for name, law in concerning(subject).items()}

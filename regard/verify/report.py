@@ -18,7 +18,7 @@ from regard.core.recipe import Recipe
 from regard.core.score import Score
 
 from . import golden, laws
-from .laws import Finding, Subject
+from .laws import Finding
 
 WIDTH, HEADS, VOCAB = 24, 3, 61
 CONTRACTS = (Mixer, Position, Pattern, Norm, Wiring, Score, Embed, Head)
@@ -45,10 +45,11 @@ def of_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
 
 def obeys(module: Mixer | Model, seed: int = 0) -> Iterator[Finding]:
     """The laws that concern it."""
-    subject = Subject(module)
-    for name, law in laws.concerning(subject).items():
-        yield attempt(name, laws.LIMIT, lambda law=law: law(subject), seed)
-        subject.source = 7
+    for subject, concerning in laws.subjects(module):
+        for name, law in concerning.items():
+            found = attempt(name, laws.LIMIT, lambda law=law, subject=subject: law(subject), seed)
+            yield found._replace(law=name)
+            subject.source = 7
 
 
 def attempt(name: str, limit: float, law: Callable[[], Finding], seed: int = 0) -> Finding:

@@ -21,20 +21,16 @@ def test_laws(name):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e} > {finding.limit:.0e} ({finding.detail})"
 
 
-def call(model, tokens, source):
-    return model(tokens, source=source if model.encoder is not None else None)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_learns_one_step(name):
     """One step down the gradient makes the loss on the same batch smaller."""
     model = make(name)
     model.eval()  # no dropout between the two losses
-    tokens, source = model.embed.draw(3, 13), torch.randint(model.source_vocab, (3, 11))
+    given = model.draw(3, 13)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(2):
-        scores = call(model, tokens, source)
+        scores = model(**given)
         target = torch.arange(scores[..., 0].numel()) % scores.shape[-1]
         loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2), target)
         optimiser.zero_grad()
@@ -47,11 +43,11 @@ def test_learns_one_step(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_saves_and_loads(name, tmp_path):
     model = make(name).eval()
-    tokens, source = model.embed.draw(2, 13), torch.randint(model.source_vocab, (2, 11))
+    given = model.draw(2, 13)
     regard.save(model, tmp_path / "model")
     again = regard.restore(tmp_path / "model").eval()
     with torch.no_grad():
-        assert torch.equal(call(model, tokens, source), call(again, tokens, source))
+        assert torch.equal(model(**given), again(**given))
     assert again.recipe == model.recipe
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.safetensors", "recipe.toml"]
 

@@ -1,72 +1,40 @@
-"""Systems that are the Transformer with one idea more: multi-query attention (GPTBigCode)."""
+"""Decoders of the families that regard/convert reads: GPT-2, Llama, BLOOM, MPT, GPTBigCode."""
+
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from regard.core import build
+from regard.core import Model, watch
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding, Subject, stepwise
 
-BENDS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
+ATTEND = "layers.{}.branches.mixer.attend.weights"
 
 
-def pair(ours: str, theirs: str) -> dict:
-    return {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}
+def inside(golden: Golden, model: Model, run: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the model gives, and what else the golden has seen of it: attn0, hidden1 (after the first layer), ..."""
+    last: list[Tensor] = []
+    hook = model.stack.norm.register_forward_hook(lambda module, given, y: last.append(y))
+    with watch(model.stack, "layers.*") as seen:
+        scores = run()
+    hook.remove()
+    found = {"last_hidden": last[-1]}
+    for i in range(len(model.stack.layers)):
+        found[f"hidden{i + 1}"] = seen[f"layers.{i}.out"][0]
+        found |= {f"attn{i}": weights[0] for name, weights in seen.items() if name == ATTEND.format(i)}
+    return scores, {name: value for name, value in found.items() if "out." + name in golden}
 
 
-def mqa_bigcode(golden: Golden) -> list[Finding]:
-    c = golden.config
-    width, dim = c["n_embd"], c["n_embd"] // c["n_head"]
-    norm = {"part": "layer", "eps": c["layer_norm_epsilon"]}
-    score = {"part": "scaled_dot", "scale": dim**-0.5 if c["scale_attn_weights"] else 1.0}
-    bend = BENDS[c["activation_function"]]
-    model = build(
-        {
-            "model": {
-                "kind": "decoder",
-                "width": width,
-                "heads": c["n_head"],
-                "depth": c["n_layer"],
-                "norm": norm,
-                "tie": "target" if c["tie_word_embeddings"] else "none",
-                "embed": {
-                    "part": "tokens",
-                    "scale": False,
-                    "position": {"part": "learned", "length": c["n_positions"]},
-                },
-                "layer": [
-                    {
-                        "mixer": {"part": "attention", "kv_heads": 1, "score": score},
-                        "feedforward": {"part": "mlp", "hidden": c["n_inner"], "activation": bend},
-                        "wiring": {"part": "pre", "norm": norm},
-                    }
-                ],
-            }
-        },
-        vocab=c["vocab_size"],
-    )
-    names = {"embed.table": "transformer.wte.weight", "embed.position.table": "transformer.wpe.weight"}
-    names |= pair("stack.norm.inner", "transformer.ln_f")
-    rows = {"q": slice(0, width), "k": slice(width, width + dim), "v": slice(width + dim, None)}  # of the fused map
-    for i in range(c["n_layer"]):
-        ours, theirs = f"stack.layers.{i}", f"transformer.h.{i}"
-        for letter, some in rows.items():
-            for kind in ("weight", "bias"):
-                fused = f"{theirs}.attn.c_attn.{kind}"
-                names[f"{ours}.branches.mixer.{letter}.{kind}"] = lambda w, fused=fused, some=some: w(fused)[some]
-        names |= pair(f"{ours}.branches.mixer.out", f"{theirs}.attn.c_proj")
-        names |= pair(f"{ours}.branches.feedforward.into", f"{theirs}.mlp.c_fc")
-        names |= pair(f"{ours}.branches.feedforward.out", f"{theirs}.mlp.c_proj")
-        names |= pair(f"{ours}.wiring.norms.0.inner", f"{theirs}.ln_1")
-        names |= pair(f"{ours}.wiring.norms.1.inner", f"{theirs}.ln_2")
-    if not c["tie_word_embeddings"]:
-        names["head.table"] = "lm_head.weight"
-    golden.load(model, names)
-    tokens = golden.input("input_ids")
-    findings = golden.compare({"logits": model(tokens)})
+def decoder(golden: Golden) -> list[Finding]:
+    """A language model of a family that regard/convert reads: outputs, gradients and steps."""
+    model, tokens = golden.convert(), golden.input("input_ids")
+    scores, more = inside(golden, model, lambda: model(tokens))
+    findings = golden.compare({"logits": scores, **more})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
         steps = stepwise(Subject(model), tokens, lengths, None, most=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 
-CASES = {"mqa_bigcode": mqa_bigcode}
+CASES = dict.fromkeys(("gpt2", "llama", "llama_mqa", "bloom", "mpt", "mqa_bigcode"), decoder)

@@ -27,60 +27,6 @@ def cut(model: Model, tokens: Tensor, sizes: tuple[int, ...] = (1, 3, 2, 7)) -> 
     return torch.cat(scores, 1)
 
 
-def xl_model(golden: Golden) -> Model:
-    """same_length lets every query see as many keys: a window. u and v are one for all layers."""
-    c = golden.config
-    assert not c["cutoffs"]
-    assert (c["attn_type"], c["ext_len"], c["d_embed"]) == (0, 0, c["d_model"])
-    seen = f"window({c['mem_len']})" if c["same_length"] else f"block({c['tgt_len']}, before={c['mem_len']})"
-    clip = c["clamp_len"] if c["clamp_len"] > 0 else None
-    position = {"part": "transformer_xl", "bidirectional": False, **({"clip": clip} if clip else {})}
-    mixer = {
-        "part": "attention",
-        "dim": c["d_head"],
-        "bias": False,
-        "pattern": f"causal & {seen}",
-        "position": position,
-    }
-    layer = {
-        "mixer": mixer,
-        "feedforward": {"part": "mlp", "hidden": c["d_inner"]},
-        "wiring": "pre" if c["pre_lnorm"] else "post",
-    }
-    table = {
-        "kind": "decoder",
-        "width": c["d_model"],
-        "heads": c["n_head"],
-        "depth": c["n_layer"],
-        "tie": "target" if c["tie_weight"] else "none",
-        "head": {"part": "vocabulary", "bias": True},
-        "layer": [layer],
-    }
-    model = build({"vocab": c["n_token"], "model": table})
-    names: Names = {"embed.table": "word_emb.emb_layers.0.weight", "head.bias": "crit.out_layers.0.bias"}
-    if not c["tie_weight"]:
-        names["head.table"] = "crit.out_layers.0.weight"
-    positions = [layer.branches["mixer"].position for layer in model.stack.layers]
-    for i, one in enumerate(positions):
-        one.u, one.v = positions[0].u, positions[0].v
-        here, there = f"stack.layers.{i}", f"layers.{i}"
-        for j, ours in enumerate("qkv"):
-            names[f"{here}.branches.mixer.{ours}.weight"] = lambda w, n=f"{there}.dec_attn.qkv_net.weight", j=j: w(
-                n
-            ).chunk(3)[j]
-        names[f"{here}.branches.mixer.out.weight"] = f"{there}.dec_attn.o_net.weight"
-        names[f"{here}.branches.mixer.position.of_place.weight"] = f"{there}.dec_attn.r_net.weight"
-        for kind in ("weight", "bias"):
-            names[f"{here}.branches.feedforward.into.{kind}"] = f"{there}.pos_ff.CoreNet.0.{kind}"
-            names[f"{here}.branches.feedforward.out.{kind}"] = f"{there}.pos_ff.CoreNet.3.{kind}"
-            names[f"{here}.wiring.norms.0.inner.{kind}"] = f"{there}.dec_attn.layer_norm.{kind}"
-            names[f"{here}.wiring.norms.1.inner.{kind}"] = f"{there}.pos_ff.layer_norm.{kind}"
-    names["stack.layers.0.branches.mixer.position.u"] = "r_w_bias"
-    names["stack.layers.0.branches.mixer.position.v"] = "r_r_bias"
-    golden.load(model, names)
-    return model
-
-
 def xl_segments(model: Model, data: Tensor, memory: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """(batch, time) tokens of each segment -> its vectors, and the last inputs of every layer and the output.
 
@@ -104,7 +50,7 @@ def xl_segments(model: Model, data: Tensor, memory: int) -> Iterator[tuple[Tenso
 
 def transformer_xl(golden: Golden) -> list[Finding]:
     data, target = (golden.input(name).transpose(1, 2) for name in ("data", "target"))  # (segments, batch, time)
-    model = xl_model(golden)
+    model = golden.convert(golden.config | {"model_type": "transfo-xl"})
     outputs: dict[str, Tensor] = {}
 
     def add(index: int, x: Tensor) -> None:

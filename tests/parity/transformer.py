@@ -1,12 +1,10 @@
-"""The original Transformer: torch's nn.Transformer and Hugging Face's Marian."""
+"""The original Transformer: torch's nn.Transformer."""
 
-import torch
-
-from regard.core import Context, Memory, build
+from regard.core import Context, Memory
 from regard.core.stack import Stack
 from regard.core.wiring import Place
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding
 
 
 def torch_attention(ours: str, theirs: str, width: int) -> dict:
@@ -66,67 +64,4 @@ def norm(eps: float) -> dict:
     return {"part": "layer", "eps": eps}
 
 
-BENDS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
-
-
-def marian(golden: Golden) -> list[Finding]:
-    c = golden.config
-    branches = {"mixer": "self_attn", "cross": "encoder_attn", "feedforward": "final"}
-    names = {"head.bias": lambda w: w("final_logits_bias")[0], "head.table": "lm_head.weight"}
-    stacks = {}
-    for side, prefix in (("encoder", "encoder"), ("decoder", "stack")):
-        layer = {"mixer": {"part": "attention", "pattern": "everything" if side == "encoder" else "causal"}}
-        if side == "decoder":
-            layer["cross"] = {"part": "attention", "over": "memory"}
-        bend = BENDS[c["activation_function"]]
-        layer["feedforward"] = {"part": "mlp", "hidden": c[f"{side}_ffn_dim"], "activation": bend}
-        layer["wiring"] = {"part": "post", "norm": norm(1e-5)}
-        depth, heads = c[f"{side}_layers"], c[f"{side}_attention_heads"]
-        stacks[side] = {"depth": depth, "heads": heads, "layer": [layer]}
-        for i in range(depth):
-            ours, theirs = f"{prefix}.layers.{i}", f"model.{side}.layers.{i}"
-            for n, branch in enumerate(name for name in layer if name != "wiring"):
-                names |= pair(f"{ours}.wiring.norms.{n}.inner", f"{theirs}.{branches[branch]}_layer_norm")
-                if branch != "feedforward":
-                    for letter in ("q", "k", "v", "out"):
-                        original = f"{theirs}.{branches[branch]}.{letter}_proj"
-                        names |= pair(f"{ours}.branches.{branch}.{letter}", original)
-            names |= pair(f"{ours}.branches.feedforward.into", f"{theirs}.fc1")
-            names |= pair(f"{ours}.branches.feedforward.out", f"{theirs}.fc2")
-        names["source_embed.table" if side == "encoder" else "embed.table"] = f"model.{side}.embed_tokens.weight"
-    tie = {(True, True): "all", (True, False): "source-target", (False, True): "target", (False, False): "none"}
-    model = build(
-        {
-            "model": {
-                "kind": "encoder-decoder",
-                "width": c["d_model"],
-                "tie": tie[c["share_encoder_decoder_embeddings"], c["tie_word_embeddings"]],
-                "embed": {
-                    "part": "tokens",
-                    "scale": c["scale_embedding"],
-                    "position": {"part": "sinusoidal", "layout": "halves"},
-                },
-                "head": {"part": "vocabulary", "bias": True},
-                **stacks,
-            }
-        },
-        vocab=(c["vocab_size"], c["decoder_vocab_size"]),
-    )
-    golden.load(model, {name: source for name, source in names.items() if name in dict(model.named_parameters())})
-    model.head.bias.requires_grad_(False)  # there it is a buffer
-    for embed in (model.source_embed, model.embed):  # there the padding token's vector learns from the output alone
-        embed.register_forward_hook(
-            lambda _, given, x: torch.where((given[0] == c["pad_token_id"])[..., None], x.detach(), x)
-        )
-    source, valid = golden.input("input_ids"), golden.input("attention_mask").bool()
-    tokens = golden.input("decoder_input_ids")
-    memory = model.encode(source, valid)
-    findings = golden.compare({"logits": model(tokens, memory=memory), "encoder_last_hidden": memory.x})
-    subject = Subject(model)
-    with torch.no_grad():
-        lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(subject, tokens, lengths, model.encode(source, valid), most=5)
-    return findings + golden.compare({"logits": steps}, gradients=False)
-
-
-CASES = {"nn_transformer": nn_transformer, "nn_transformer_preln": nn_transformer, "marian": marian}
+CASES = {"nn_transformer": nn_transformer, "nn_transformer_preln": nn_transformer}

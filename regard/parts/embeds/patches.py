@@ -29,6 +29,8 @@ class Patches(Embed):
         {"image": 16, "patch": 4, "before": "layer", "after": "layer", "norm": "layer"},
     )
 
+    reads = "images"
+
     def __init__(
         self,
         width: int,

@@ -20,6 +20,7 @@ class Tokens(Embed):
     position:  added to the vectors: sinusoidal, learned, ...
     norm:      after that.
     dim:       channels of the table, mapped to the width last (ALBERT); None: the width itself.
+    std:       of the table's numbers at birth; None: 1/sqrt(dim). T5, which does not scale, has 1.
     """
 
     examples = ({}, {"scale": False, "position": "sinusoidal", "norm": "layer"}, {"dim": 10, "norm": "layer"})
@@ -33,11 +34,12 @@ class Tokens(Embed):
         norm: Norm | str | dict = "none",
         dropout: float = 0.0,
         dim: int | None = None,
+        std: float | None = None,
     ):
         super().__init__(width, position, norm, dropout, dim)
         self.vocab = vocab
         self.scale = math.sqrt(self.dim) if scale else 1.0
-        self.table = new_table(vocab, self.dim)
+        self.table = new_table(vocab, self.dim, std)
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         return self.place(look_up(self.table, tokens, "tokens") * self.scale, context)

@@ -1,34 +1,55 @@
 """Numbers, once per sequence: a price, a rating, a similarity.
 
-y = W pool(x) + b
+y = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
 """
 
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
+from regard.kernels.activation import activation as bend
 
 
 class Regress(Head):
     """outputs: how many numbers.
     pool:       one vector of all real positions: first, last, mean or max.
-    dropout:    before the map.
+    hidden:     channels of a layer between; None: no layer.
+    activation: of that layer.
+    dropout:    before the last map.
     """
 
-    examples = ({}, {"outputs": 3, "pool": "max"}, {"outputs": 2, "pool": "last"}, {"pool": "first"})
+    examples = (
+        {},
+        {"outputs": 3, "pool": "max"},
+        {"outputs": 2, "pool": "last"},
+        {"pool": "first", "hidden": 10},
+    )
     pools = True
 
-    def __init__(self, width: int, outputs: int = 1, pool: str = "mean", dropout: float = 0.0):
+    def __init__(
+        self,
+        width: int,
+        outputs: int = 1,
+        pool: str = "mean",
+        hidden: int | None = None,
+        activation: str = "tanh",
+        dropout: float = 0.0,
+    ):
         super().__init__()
         if outputs < 1:
             raise UserError(f"outputs must be at least 1, not {outputs}")
         self.outputs, self.pool = outputs, check_pool(pool)
+        self.into = None if hidden is None else nn.Linear(width, hidden)
+        self.bend = bend(activation)
         self.drop = Dropout(dropout)
-        self.out = nn.Linear(width, outputs)
+        self.out = nn.Linear(hidden or width, outputs)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(batch, outputs)"""
-        return self.out(self.drop(pool(x, context, self.pool)))
+        x = pool(x, context, self.pool)
+        if self.into is not None:
+            x = self.bend(self.into(x))
+        return self.out(self.drop(x))
 
     def flops(self, length: int) -> int:
-        return 2 * self.out.weight.numel()
+        return 2 * (self.out.weight.numel() + (0 if self.into is None else self.into.weight.numel()))

@@ -20,11 +20,12 @@ class Vocabulary(Head):
     hidden:     a map to so many channels, a bend and a norm come first, as in BERT; None: nothing does.
     activation: of that layer.
     norm:       of that layer.
-    scale:      of the product with the table; T5 ties and divides by sqrt(width).
+    scale:      of the product with the table; "width": 1 / sqrt(width), as T5 has it where it ties.
     softcap:    scores are bent to stay below this on either side; None: they are free.
+    spare:      a second bias is kept and never used, as checkpoints do whose head is not tied to the embedding.
     """
 
-    examples = ({}, {"bias": True, "scale": 0.2}, {"hidden": 10, "bias": True, "softcap": 2.5})
+    examples = ({}, {"bias": True, "scale": "width"}, {"hidden": 10, "bias": True, "softcap": 2.5})
 
     def __init__(
         self,
@@ -34,8 +35,9 @@ class Vocabulary(Head):
         hidden: int | None = None,
         activation: str = "gelu",
         norm: Norm | str | dict = "layer",
-        scale: float = 1.0,
+        scale: float | str = 1.0,
         softcap: float | None = None,
+        spare: bool = False,
     ):
         super().__init__()
         if softcap is not None and softcap <= 0:
@@ -45,7 +47,10 @@ class Vocabulary(Head):
         self.norm = part(Norm, "none" if hidden is None else norm, width=hidden or width)
         self.table = new_table(vocab, hidden or width)
         self.bias = nn.Parameter(nn.init.zeros_(torch.empty(vocab))) if bias else None
-        self.scale, self.softcap = scale, softcap
+        self.register_buffer("spare", torch.zeros(vocab) if spare else None)
+        if isinstance(scale, str) and scale != "width":
+            raise UserError(f"scale is a number or 'width', not '{scale}'")
+        self.scale, self.softcap = width**-0.5 if isinstance(scale, str) else scale, softcap
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         scores = F.linear(self.before(x, context), self.table, self.bias)

@@ -8,7 +8,7 @@ Qiu et al. 2019, "Blockwise Self-Attention for Long Document Understanding", arX
 "Big Bird", arXiv:2007.14062, `block(64, 64, 64)`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -42,6 +42,9 @@ class Block(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         ahead = key_at - query_at // self.size * self.size  # of the query's block
         return (ahead >= -self.before) & (ahead < self.size + self.after)
+
+    def reaching(self, positions: int) -> Pattern:
+        return replace(self, before=positions)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return key_at >= now // self.size * self.size - self.before

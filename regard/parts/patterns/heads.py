@@ -56,6 +56,9 @@ class Heads(Pattern):
             ours.append(allowed.narrow(-3, head % allowed.shape[-3], 1))
         return torch.cat(torch.broadcast_tensors(*ours), -3)
 
+    def reaching(self, positions: int) -> Pattern:
+        return Heads(tuple(pattern.reaching(positions) for pattern in self.each))
+
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         kept = self.each[0].keeps(key_at, now)
         for pattern in self.each[1:]:

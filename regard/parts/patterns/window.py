@@ -5,7 +5,7 @@
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150, and many before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -36,6 +36,9 @@ class Window(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         age = query_at - key_at
         return (age < self.size) & (age >= -(self.size - 1 if self.ahead is None else self.ahead))
+
+    def reaching(self, positions: int) -> Pattern:
+        return replace(self, size=max(positions, 1))
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         return now - key_at < self.size

@@ -6,6 +6,7 @@ Vaswani et al. 2017, arXiv:1706.03762.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Position, UserError
@@ -13,18 +14,27 @@ from regard.core.position import angles
 
 
 class Sinusoidal(Position):
-    """Fixed, unlimited in length.
+    """Fixed, unlimited in length unless said otherwise.
 
     layout: "interleaved": sin and cos take turns, as in the paper; "halves": all sines, then all cosines.
     offset: added to every position; fairseq counts from 2.
     spread: exponents i/(d/2) as in the paper, or "ends": i/(d/2 - 1), which reaches the base exactly (tensor2tensor,
             Whisper).
+    length: places that it knows; a longer sequence is refused. None: there is no end.
+    kept:   their table is kept with the weights, as some checkpoints do, and read from it.
     """
 
-    examples = ({}, {"layout": "halves", "offset": 2, "spread": "ends"})
+    examples = ({}, {"layout": "halves", "offset": 2, "spread": "ends"}, {"length": 29, "kept": True})
 
     def __init__(
-        self, width: int, layout: str = "interleaved", base: float = 10000.0, offset: int = 0, spread: str = "paper"
+        self,
+        width: int,
+        layout: str = "interleaved",
+        base: float = 10000.0,
+        offset: int = 0,
+        spread: str = "paper",
+        length: int | None = None,
+        kept: bool = False,
     ):
         super().__init__()
         if layout not in ("interleaved", "halves"):
@@ -33,9 +43,12 @@ class Sinusoidal(Position):
             raise UserError(f"spread must be 'paper' or 'ends', not '{spread}'")
         if width % 2:
             raise UserError(f"sinusoidal positions need an even width, not {width}")
-        self.layout, self.offset = layout, offset
+        if (kept and length is None) or (length is not None and length < 1):
+            raise UserError(f"sinusoidal positions need length >= 1 to be kept, or none, not {length}")
+        self.layout, self.offset, self.limit = layout, offset, length
         half = width // 2
         self.rates = tuple(base ** (-i / (half if spread == "paper" else max(half - 1, 1))) for i in range(half))
+        self.register_buffer("rows", self.table(torch.arange(length)).float() if kept and length else None)
 
     def table(self, at: Tensor) -> Tensor:
         """(..., width) for positions (...)."""
@@ -45,4 +58,6 @@ class Sinusoidal(Position):
         return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
+        if self.rows is not None:
+            return x + F.embedding(at.clamp(max=len(self.rows) - 1), self.rows)  # beyond, only padding stands
         return x + self.table(at).to(x.dtype)

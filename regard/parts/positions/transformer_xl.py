@@ -9,7 +9,7 @@ Dai et al. 2019, arXiv:1901.02860. Both parts have the score's own scale. XLNet 
 import torch
 from torch import Tensor, nn
 
-from regard.core import Position, UserError
+from regard.core import Place, Position, UserError
 from regard.core.position import angles, speeds
 
 
@@ -17,6 +17,7 @@ class TransformerXL(Position):
     """base:       of the sinusoids' speeds.
     clip:          distances beyond are as this one; None: none are.
     bidirectional: keys ahead have distances of their own; False saves half of the work where none is ever seen.
+    share:         "layers": u and v are the same in all layers of a stack, as in the authors' code; "none".
     """
 
     relative = True
@@ -31,6 +32,8 @@ class TransformerXL(Position):
         base: float = 10000.0,
         clip: int | None = None,
         bidirectional: bool = True,
+        share: str = "none",
+        place: Place | None = None,
     ):
         super().__init__()
         if width % 2:
@@ -39,8 +42,10 @@ class TransformerXL(Position):
             raise UserError(f"clip must be at least 1, not {clip}")
         self.width, self.heads, self.dim, self.clip = width, heads, dim, clip
         self.bidirectional, self.rates = bidirectional, speeds(width, base)
-        self.u = nn.Parameter(torch.empty(heads, dim).normal_(std=0.02))
-        self.v = nn.Parameter(torch.empty(heads, dim).normal_(std=0.02))
+        if share not in ("none", "layers"):
+            raise UserError(f"share must be 'none' or 'layers', not '{share}'")
+        known = place.shared if place is not None and share == "layers" else {}
+        self.u, self.v = (known.setdefault((type(self), name, heads, dim), _leaning(heads, dim)) for name in "uv")
         self.of_place = nn.Linear(width, heads * dim, bias=False)
         nn.init.xavier_uniform_(self.of_place.weight)
 
@@ -76,3 +81,8 @@ class TransformerXL(Position):
         if self.clip is not None:
             low, high = max(low, -self.clip), min(high, self.clip)
         return 2 * self._work(queries, high - low + 1)[1]
+
+
+def _leaning(heads: int, dim: int) -> nn.Parameter:
+    """A standing preference."""
+    return nn.Parameter(torch.empty(heads, dim).normal_(std=0.02))

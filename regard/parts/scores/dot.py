@@ -9,4 +9,8 @@ from regard.core import Score
 
 
 class Dot(Score):
-    """Has nothing to choose."""
+    """Has nothing to choose. Queries begin smaller by sqrt(dim): no weight is sharp before anything is learned."""
+
+    def __init__(self, dim: int = 1):
+        super().__init__()
+        self.birth = dim**-0.5

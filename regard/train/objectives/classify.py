@@ -20,7 +20,7 @@ class Classify:
         self.smoothing = smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        scores = model(batch.tokens, batch.valid).float()  # (batch, classes)
+        scores = model(batch.tokens, batch.valid, segments=batch.segments).float()  # (batch, classes)
         nll = F.cross_entropy(scores, batch.targets, reduction="sum")
         if not self.smoothing:
             return Loss(nll, nll.detach(), batch.count)

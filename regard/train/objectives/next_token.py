@@ -36,13 +36,21 @@ class NextToken:
         memory = None if batch.source is None else model.encode(batch.source, batch.source_valid)
         context = Context.begin(*batch.tokens.shape, batch.tokens.device, valid=batch.valid, memory=memory)
         x = model.hidden(batch.tokens, context)
-        linear = model.head.linear(x, context)
-        if linear is None:
-            return Loss(*_plain(model.head(x, context), batch.targets, self.smoothing), batch.count)
-        vectors, table, bias = linear
-        with torch.autocast(x.device.type, enabled=False):  # log p is made in full, whatever the layers were made in
-            found = cross_entropy(vectors.to(table.dtype), table, bias, batch.targets, self.smoothing, IGNORE)
-        return Loss(*found, batch.count)
+        return Loss(*of_tokens(model, x, context, batch.targets, self.smoothing), batch.count)
+
+
+def of_tokens(model: Model, x: Tensor, context: Context, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The summed loss of the tokens that are asked for, and the same without smoothing; x (batch, time, width) are the
+    vectors before the head."""
+    linear = model.head.linear(x, context)
+    if linear is None:
+        logs = None if smoothing else model.head.log_p(x, context, targets)
+        if logs is not None:
+            return -logs.sum(), -logs.sum().detach()
+        return _plain(model.head(x, context), targets, smoothing)
+    vectors, table, bias = linear
+    with torch.autocast(x.device.type, enabled=False):  # log p is made in full, whatever the layers were made in
+        return cross_entropy(vectors.to(table.dtype), table, bias, targets, smoothing, IGNORE)
 
 
 def _plain(scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,110 @@
+"""`regard evaluate`: how good a trained model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from regard import UserError
+
+from .app import AsJson, Parts, app, dump
+from .predict import Beam, Device, Most, Penalty, TheRun, opened, way_of
+from .train import Anyone, BadLines, Columns, Files, Source, Target
+
+
+@app.command()
+def evaluate(
+    run: TheRun,
+    data: Files = None,
+    source: Source = None,
+    target: Target = None,
+    columns: Columns = None,
+    part: Annotated[
+        str, typer.Option(metavar="train|dev|test", help="Which part of a folder or of the run's data.")
+    ] = "test",
+    metric: Annotated[list[str] | None, typer.Option(help="loss, perplexity, bleu, chrf, ter, exact, ...")] = None,
+    tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's: 13a, none, intl, zh, ...")] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
+    any_reference: Anyone = False,
+    beam: Beam = None,
+    penalty: Penalty = None,
+    most: Most = None,
+    memory: Annotated[
+        int | None, typer.Option(help="Positions that a language model remembers from before; 0: none.")
+    ] = None,
+    bad_lines: BadLines = "refuse",
+    device: Device = "cpu",
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
+    from regard.evaluate import evaluate as measured
+
+    loaded = opened(run, device, parts)
+    way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most)
+    lines = examples(loaded, data, source, target, columns, part, bad_lines)
+    names = metric or loaded.metrics
+    if memory is not None and hasattr(loaded, "evaluate"):
+        raise UserError("--memory is for a language model that reads a running text, and this model is none")
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("evaluating", total=None)
+        told = measured(
+            loaded, lines, names, way, any_reference, lambda n: progress.advance(task, n), tokenize, lowercase, memory
+        )
+    if as_json:
+        return dump({"run": str(run), "data": lines.name} | told)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("signature", style="dim")
+    for name, value in told["scores"].items():
+        table.add_row(
+            name, f"{value:.4f}" if name in ("loss", "perplexity") else f"{value:.2f}", told["signatures"].get(name, "")
+        )
+    out = Console()
+    out.print(table)
+    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
+
+
+def examples(
+    loaded: Any,
+    data: str | None,
+    source: str | None,
+    target: str | None,
+    columns: str | None,
+    part: str,
+    bad_lines: str,
+) -> Any:
+    """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
+    from regard.data import open_corpus
+    from regard.run import about
+
+    if part not in ("train", "dev", "test"):
+        raise UserError(f"--part is train, dev or test, not '{part}'")
+    asked: dict[str, Any] = {"data": data, "source": source, "target": target, "columns": columns}
+    asked |= {"dev": None, "test": None, "bad_lines": bad_lines}
+    own = data is None and source is None
+    if own:
+        job = about(loaded.folder).get("job")
+        if job is None:
+            raise UserError("this run tells of no data that it was trained with: name some with --data")
+        asked = {name: job[name] for name in asked}
+    if hasattr(loaded, "examples"):  # it reads its data in its own way
+        return loaded.examples(asked, part)
+    kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
+    if own:
+        corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))
+    elif data is not None and Path(data).is_dir():
+        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines)
+    else:
+        return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines).train
+    lines = getattr(corpus, part)
+    if lines is None:
+        raise UserError(f"there is no {part} part in this data: name a file with --data")
+    return lines

@@ -1,0 +1,1 @@
+"""Families of models, a file for each."""

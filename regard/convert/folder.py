@@ -1,0 +1,126 @@
+"""A folder in the Hugging Face layout: config.json, tensors in one file or several, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt", "model.pth")
+
+
+class Known(NamedTuple):
+    """What is said of a tensor without reading it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Folder:
+    """pickle: files of torch.save may be read, with weights_only=True, so that no code in them runs."""
+
+    def __init__(self, path: str | Path, pickle: bool = False):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder '{short(self.path)}'")
+        self.config = read_json(self.path / "config.json")
+        self._loaded: dict[str, Tensor] = {}
+        self._files: dict[str, Any] = {}
+        self._where: dict[str, Path] = {}
+        if (self.path / WHOLE).is_file():
+            self._open(self.path / WHOLE)
+        elif (self.path / INDEX).is_file():
+            self._shards(self.path / INDEX)
+        else:
+            self._unpickle(pickle)
+        self.known = {name: self._known(name) for name in self._where} | {
+            name: Known(tuple(t.shape), t.dtype) for name, t in self._loaded.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._loaded:
+            return self._loaded[name]
+        path = self._where[name]
+        try:
+            return self._files[str(path)].get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A JSON file beside the weights; empty when there is none."""
+        return read_json(self.path / name) if (self.path / name).is_file() else {}
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = safe_open(str(path), "pt")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
+        self._files[str(path)] = file
+        self._where |= dict.fromkeys(file.keys(), path)
+
+    def _shards(self, index: Path) -> None:
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UserError(f"{short(index)} says of no tensor in which file it is (weight_map)")
+        for name in sorted(set(places.values())):
+            path = self.path / str(name)
+            if path.parent != self.path or not path.is_file():
+                raise UserError(f"{short(index)} names the file '{name}', which is not there")
+            self._open(path)
+        for name, file in places.items():
+            if self._where.get(name) != self.path / file:
+                raise UserError(f"{short(index)} says that {name} is in {file}, and it is not")
+
+    def _unpickle(self, allowed: bool) -> None:
+        found = next((self.path / name for name in PICKLES if (self.path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"{short(self.path)} holds no weights: neither {WHOLE} nor {INDEX}")
+        if not allowed:
+            raise UserError(
+                f"{short(found)} is a pickle, which may run code when it is read: ask its maker for safetensors, or "
+                "say --pickle, which reads nothing but tensors (torch.load with weights_only=True)"
+            )
+        files = [found]
+        if found.suffix == ".json":
+            files = [self.path / name for name in sorted(set(read_json(found).get("weight_map", {}).values()))]
+        for path in files:
+            try:
+                tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except Exception as error:  # whatever an unpickler may say
+                raise UserError(f"{short(path)} cannot be read safely: {in_one_line(error)}") from None
+            tensors = tensors.get("state_dict", tensors) if isinstance(tensors, dict) else tensors
+            if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+                raise UserError(f"{short(path)} is no table of tensors by name")
+            self._loaded |= tensors
+
+    def _known(self, name: str) -> Known:
+        part = self._files[str(self._where[name])].get_slice(name)
+        return Known(tuple(part.get_shape()), TYPES[part.get_dtype()])
+
+
+TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A table."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{short(path.parent)} holds no {path.name}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    if not isinstance(told, dict):
+        raise UserError(f"{short(path)} is no table")
+    return told

@@ -1,0 +1,65 @@
+"""How a folder of sentence-transformers makes one vector of a text: modules.json names a pooling, and whether what
+it gives is brought to length one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+from .folder import read_json
+
+Table = dict[str, Any]
+POOLS = {"cls_token": "first", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}  # theirs -> ours
+LENGTHS = "sentence_bert_config.json"
+
+
+def read(folder: Path) -> Table | None:
+    """{pool, unit, longest}; None where the folder says nothing about sentences."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    kinds = _kinds(path)
+    wanted = ["Transformer", "Pooling", "Normalize"]
+    if list(kinds) not in (wanted, wanted[:2]):
+        raise UserError(f"{short(path)} says {', '.join(kinds)}, and regard reads {', '.join(wanted)}, in this order")
+    longest = read_json(folder / LENGTHS).get("max_seq_length") if (folder / LENGTHS).is_file() else None
+    return {"pool": _pool(folder / kinds["Pooling"]), "unit": "Normalize" in kinds, "longest": longest}
+
+
+def _kinds(path: Path) -> dict[str, str]:
+    """Kind of module -> its folder, in their order."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return {module["type"].rpartition(".")[2]: module["path"] for module in listed}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+
+
+def _pool(folder: Path) -> str:
+    table = read_json(folder / "config.json")
+    prefix = "pooling_mode_"
+    chosen = [key.removeprefix(prefix) for key, on in table.items() if key.startswith(prefix) and on is True]
+    if len(chosen) != 1 or chosen[0] not in POOLS:
+        raise UserError(
+            f"{short(folder)}/config.json pools by {', '.join(chosen) or 'nothing'}, and regard knows one of "
+            f"{', '.join(POOLS)}"
+        )
+    return POOLS[chosen[0]]
+
+
+def files(table: Table, width: int) -> dict[str, Any]:
+    """The files that say so, by name."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if table["unit"] else {})
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(kinds.items())
+    ]
+    pooling = {"word_embedding_dimension": width}
+    pooling |= {f"pooling_mode_{theirs}": ours == table["pool"] for theirs, ours in POOLS.items()}
+    made = {"modules.json": modules, "1_Pooling/config.json": pooling}
+    longest = table.get("longest")
+    return made | ({LENGTHS: {"max_seq_length": longest, "do_lower_case": False}} if longest else {})

@@ -1,0 +1,173 @@
+"""The tokenizer of a folder in the Hugging Face layout, whatever form it has there, and which of its tokens are marks.
+
+tokenizer.json                      taken as it is
+vocab.txt                           WordPiece, as BERT's
+vocab.json and merges.txt           byte-level BPE, as GPT-2's, or with marks at the ends of words, as CLIP's
+spiece.model, tokenizer.model       SentencePiece, as T5's; source.spm, target.spm and vocab.json: as Marian's
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+from regard.data.tokenizer import Marks, Tokenizer
+
+from . import spm
+from .folder import Folder, read_json
+
+Config = dict[str, Any]
+ENDING = "</w>"  # of a piece that ends a word
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"  # in CLIP
+FAR = -1e9  # the score of pieces that the other side's model has
+
+
+def marks_of(folder: Folder, config: Config) -> Marks:
+    """Which tokens start, end and pad, which one an answer is made to begin with, and which are never said (Marian's
+    padding); None: nobody says."""
+    said = config | folder.table("generation_config.json")
+    text = said.get("text_config") if isinstance(said.get("text_config"), dict) else {}
+
+    def number(*names: str) -> int | None:
+        for name in names:
+            value = said.get(name, text.get(name))
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int):
+                return value
+        return None
+
+    both = bool(said.get("is_encoder_decoder"))
+    start = number("decoder_start_token_id", "bos_token_id") if both else number("bos_token_id")
+    forced = number("forced_bos_token_id") if both else None
+    never = [ids[0] for ids in said.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
+    marks = {"start": start, "end": number("eos_token_id"), "pad": number("pad_token_id"), "forced": forced}
+    return marks | ({"never": never} if never else {})
+
+
+def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
+    """One for both sides, or the source's and the target's, or none when nothing there can be read."""
+    marks = marks_of(folder, config)
+    try:
+        return [Tokenizer(inner, marks) for inner in _inner(folder.path, folder.table("tokenizer_config.json"))]
+    except UserError:
+        raise
+    except BaseException as error:  # a panic of the library is not even an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise UserError(f"the tokenizer of {short(folder.path)} cannot be read: {in_one_line(error)}") from None
+
+
+def _inner(path: Path, said: Config) -> list[tokenizers.Tokenizer]:
+    if (path / "tokenizer.json").is_file():
+        return [tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))]
+    if (path / "source.spm").is_file() and (path / "target.spm").is_file():
+        numbers = read_json(path / "vocab.json")
+        return [_marian(spm.read(path / f"{side}.spm"), numbers) for side in ("source", "target")]
+    if (path / "vocab.txt").is_file():
+        return [_wordpiece(path / "vocab.txt", said)]
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        ending = any(name.endswith(ENDING) for name in read_json(path / "vocab.json"))
+        return [_ended_words(path) if ending else _byte_level(path, said)]
+    for name in ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model"):
+        if (path / name).is_file():
+            return [_sentencepiece(path / name, said)]
+    return []
+
+
+def _wordpiece(path: Path, said: Config) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordPiece.from_file(str(path), unk_token="[UNK]"))
+    lower = bool(said.get("do_lower_case", True))
+    inner.normalizer = normalizers.BertNormalizer(
+        lowercase=lower,
+        strip_accents=said.get("strip_accents"),
+        handle_chinese_chars=bool(said.get("tokenize_chinese_chars", True)),
+    )
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
+    names = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if inner.token_to_id(name) is not None]
+    inner.add_special_tokens(names)
+    first, last = inner.token_to_id("[CLS]"), inner.token_to_id("[SEP]")
+    if first is not None and last is not None:
+        inner.post_processor = processors.BertProcessing(("[SEP]", last), ("[CLS]", first))
+    return inner
+
+
+def _byte_level(path: Path, said: Config) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(said.get("add_prefix_space", False)))
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>",
+                                                "<|startoftext|>") if inner.token_to_id(name) is not None])  # fmt: skip
+    first, last = inner.token_to_id("<s>"), inner.token_to_id("</s>")
+    if first is not None and last is not None:
+        inner.post_processor = processors.RobertaProcessing(("</s>", last), ("<s>", first), add_prefix_space=False)
+    else:
+        inner.post_processor = processors.ByteLevel(trim_offsets=False)
+    return inner
+
+
+def _ended_words(path: Path) -> tokenizers.Tokenizer:
+    """CLIP's: small letters, and the last piece of a word says that it is."""
+    first, last = "<|startoftext|>", "<|endoftext|>"
+    files = str(path / "vocab.json"), str(path / "merges.txt")
+    inner = tokenizers.Tokenizer(models.BPE.from_file(*files, end_of_word_suffix=ENDING, unk_token=last))
+    small = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    inner.normalizer = normalizers.Sequence(small)
+    words = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([first, last])
+    ends = [(name, inner.token_to_id(name)) for name in (last, first)]
+    inner.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False, trim_offsets=False)
+    return inner
+
+
+def _marian(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
+    scores = {piece.text: piece.score for piece in found.pieces if piece.kind == spm.NORMAL}
+    names = sorted(numbers, key=numbers.__getitem__)
+    if [numbers[name] for name in names] != list(range(len(names))) or "<unk>" not in numbers:
+        raise UserError("vocab.json does not number its pieces from 0 on, '<unk>' among them")
+    vocab = [(name, scores.get(name, FAR)) for name in names]
+    inner = _metaspace(models.Unigram(vocab, unk_id=numbers["<unk>"]), found)
+    inner.add_special_tokens([name for name in ("</s>", "<pad>", "<unk>") if name in numbers])
+    if "</s>" in numbers:
+        inner.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", numbers["</s>"])]
+        )
+    return inner
+
+
+def _sentencepiece(path: Path, said: Config) -> tokenizers.Tokenizer:
+    found = spm.read(path)
+    if not found.unigram:
+        raise UserError(
+            f"{short(path)} is a SentencePiece model of byte pairs, which only its own library reads: save the "
+            "tokenizer with transformers first, as tokenizer.json"
+        )
+    vocab = [(piece.text, piece.score) for piece in found.pieces]
+    more = int(said.get("extra_ids", 0) or 0)
+    vocab += [(f"<extra_id_{more - 1 - i}>", 0.0) for i in range(more)]
+    unknown = next((i for i, piece in enumerate(found.pieces) if piece.kind == spm.UNKNOWN), None)
+    inner = _metaspace(models.Unigram(vocab, unk_id=unknown), found)
+    marks = [piece.text for piece in found.pieces if piece.kind in (spm.CONTROL, spm.UNKNOWN)]
+    inner.add_special_tokens([*marks, *(name for name, _ in vocab[len(found.pieces) :])])
+    last = inner.token_to_id("</s>")
+    if last is not None and inner.token_to_id("[CLS]") is None:
+        inner.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", last)]
+        )
+    return inner
+
+
+def _metaspace(model: models.Unigram, found: spm.Pieces) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(model)
+    steps = [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
+    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    inner.decoder = decoders.Metaspace(prepend_scheme="always")
+    return inner

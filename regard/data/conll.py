@@ -1,0 +1,185 @@
+"""Sentences whose words have a tag each, and where their words begin among the tokens.
+
+    CoNLL         a word and its tag a line, columns between tabs or spaces, an empty line after each sentence
+    JSON lines    {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, or Parquet with such lists
+
+A record is (words, tags), both with a space between. Of the tokens of a word the first one is asked for its tag, as in
+Devlin et al. 2019, arXiv:1810.04805.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from regard.core import UserError
+from regard.core.errors import short
+
+from .batches import IGNORE, Batch, Bucketed, Sequences, pad_rows
+from .columns import Bad, Row, shown
+from .forms import Numbered, check_contents, lines, stamp
+from .tokenizer import Tokenizer
+
+DOCUMENT = "-DOCSTART-"
+PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U: no words of their own
+BETWEEN = "/"  # stands between a word and its tag in an answer
+
+
+class Rows(Protocol):
+    name: str
+    unit: str
+
+    def rows(self) -> Iterator[Numbered]: ...
+
+    def key(self) -> list[Any]: ...
+
+
+class Conll:
+    """columns: numbers of the word's and the tag's, counted from 0; none: the first and the last."""
+
+    unit, documents = "line", True
+
+    def __init__(self, path: Path, columns: Sequence[str], longest: int):
+        self.path, self.longest, self.name = path, longest, short(path)
+        check_contents(path, "text")
+        if columns and (len(columns) != 2 or not all(re.fullmatch(r"\d{1,3}", column) for column in columns)):
+            raise UserError(f"{self.name}: of a word and its tag the columns are two numbers, such as 0,3, and not "
+                            f"'{','.join(columns)}'")  # fmt: skip
+        self.columns = tuple(map(int, columns)) if columns else (0, -1)
+
+    def rows(self) -> Iterator[Numbered]:
+        begin, words, bad = 0, [], None
+        for number, line in enumerate(lines(self.path, self.longest), 1):
+            if isinstance(line, str) and (not line.strip() or line.startswith(DOCUMENT)):
+                if words or bad:
+                    yield begin, bad or _record(words)
+                words, bad = [], None
+                continue
+            if not words and isinstance(line, str) and line.startswith("#") and "\t" not in line:
+                continue  # a remark before a sentence
+            found = line if isinstance(line, Bad) else self._fields(line)
+            begin = begin if words or bad else number
+            if isinstance(found, Bad):
+                begin, bad = (begin, bad) if bad else (number, found)
+            elif found is not None:
+                words.append(found)
+        if words or bad:
+            yield begin, bad or _record(words)
+
+    def _fields(self, line: str) -> tuple[str, str] | Bad | None:
+        fields = line.split("\t") if "\t" in line else line.split()
+        if PARTS_OF_WORDS.fullmatch(fields[0]) and len(fields) == 10:
+            return None
+        if len(fields) <= max(1, *self.columns):
+            return Bad("too few columns", f"a word and its tag are wanted, and here is '{shown(line)}'")
+        return tuple(fields[column].strip().replace(" ", "_") for column in self.columns)  # type: ignore[return-value]
+
+    def key(self) -> list[Any]:
+        return [stamp(self.path), *self.columns]
+
+
+def sentences_a_line(path: Path) -> bool:
+    """Of a table whether its rows are whole sentences with all their tags, and not words: then no line is empty, and
+    spaces stand inside its columns."""
+    head = [line for line, _ in zip(lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
+    spaced = (sum(" " in field.strip() for field in line.split("\t")) > 1 for line in head)
+    return all(line.strip() for line in head) and any(spaced)
+
+
+class Checked:
+    """A table with a list of words and a list of tags, as long as each other."""
+
+    documents = True
+
+    def __init__(self, inner: Rows):
+        self.inner, self.name, self.unit = inner, inner.name, inner.unit
+
+    def rows(self) -> Iterator[Numbered]:
+        for number, row in self.inner.rows():
+            if isinstance(row, Bad):
+                yield number, row
+                continue
+            words, tags = (side.split(" ") for side in row)
+            if len(words) == len(tags):
+                yield number, _record(list(zip(words, tags, strict=True)))
+            else:
+                yield number, Bad("unequal", f"{len(words)} words and {len(tags)} tags, and each word has one")
+
+    def key(self) -> list[Any]:
+        return self.inner.key()
+
+
+def _record(words: list[tuple[str, str]]) -> Row:
+    for word, tag in words:
+        if not word or not tag:
+            return Bad("empty", f"the word '{shown(word)}' has the tag '{shown(tag)}': neither may be empty")
+        if BETWEEN in tag:
+            return Bad("slash", f"the tag '{shown(tag)}' holds a '{BETWEEN}', which stands between a word and its tag")
+    return " ".join(word for word, _ in words), " ".join(tag for _, tag in words)
+
+
+def tags_of(text: str) -> list[str]:
+    """Of tags alone, or of words with theirs: "EU/B-ORG rejects/O"."""
+    return [word.rpartition(BETWEEN)[2] for word in text.split(" ")] if text else []
+
+
+def firsts_of(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Of each sentence the tokens, with marks, and for each of its words which token is its first; -1: none is."""
+    whole = [text.encode("utf-8", "replace").decode() for text in sentences]
+    found = []
+    for text, one in zip(whole, tokenizer.inner.encode_batch(whole, add_special_tokens=True), strict=True):
+        ids = one.ids if tokenizer.sets_marks else [*one.ids, tokenizer.end]
+        firsts = [-1] * (text.count(" ") + 1 if text else 0)
+        for at, ((begin, end), mark) in enumerate(zip(one.offsets, one.special_tokens_mask, strict=True)):
+            piece = text[begin:end]
+            if mark or not piece.strip():
+                continue
+            word = text.count(" ", 0, begin + len(piece) - len(piece.lstrip()))
+            firsts[word] = at if firsts[word] < 0 else firsts[word]
+        found.append((ids, firsts))
+    return found
+
+
+class TagCoder:
+    """Records -> tokens, and for each the number of its tag, or IGNORE."""
+
+    names = ("source", "target")
+
+    def __init__(self, source: Tokenizer, target: Tokenizer):
+        self.source, self.target = source, target
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[list[int]]]:
+        tokens, asked = [], []
+        for (ids, firsts), row in zip(firsts_of(self.source, [row[0] for row in rows]), rows, strict=True):
+            targets = [IGNORE] * len(ids)
+            for first, tag in zip(firsts, self.target.numbers(row[1].split(" ")), strict=True):
+                if first >= 0:
+                    targets[first] = tag
+            tokens.append(ids)
+            asked.append(targets)
+        return [tokens, asked]
+
+    def key(self) -> list[Any]:
+        return ["tags"]
+
+
+class Tagged:
+    """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
+
+    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True):
+        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle)
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        return self.inner.epoch(number)
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        rows = [self.inner.data[int(number)] for number in numbers]
+        tokens, valid = pad_rows([row[0] for row in rows], self.inner.pad)
+        targets, _ = pad_rows([row[1] for row in rows], IGNORE)
+        count = int(torch.count_nonzero(targets != IGNORE))
+        return Batch(tokens, targets, None if bool(valid.all()) else valid, count=count)

@@ -1,0 +1,179 @@
+"""Batches for a masked language model: stretches of a text in which some tokens are hidden, new ones in every epoch.
+
+The seed, the epoch and the place in the text decide what is hidden, so that a run can go on in the middle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from regard.core import UserError
+
+from .batches import IGNORE, Batch, pad_rows, plan
+from .masks import Pieces, Template, mask_of
+from .tokenizer import Tokenizer
+
+HIDDEN, REPLACED = 0.8, 0.1  # of the tokens that are asked for; the rest are read as they are
+NEXT, ELSEWHERE = 0, 1  # where the second text of a pair is from
+TRIES = 20
+
+
+class Hide:
+    """Some tokens of a sequence are asked for: most are hidden by the mask, some replaced, some left.
+
+    share:      of the tokens.
+    whole_word: the pieces of a word are asked for together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, share: float, whole_word: bool):
+        name = mask_of(tokenizer)
+        if name is None:
+            raise UserError("this tokenizer has no mask, so that nothing can be hidden")
+        self.share, self.whole_word, self.mask = share, whole_word, tokenizer.inner.token_to_id(name)
+        self.pieces = Pieces(tokenizer)
+        self.known = np.flatnonzero(self.pieces.ordinary)
+
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """What is read, and what is asked for: (time,) each, IGNORE where nothing is."""
+        read, targets = ids.copy(), np.full(len(ids), IGNORE, np.int64)
+        open_to = np.flatnonzero(self.pieces.ordinary[ids])
+        if len(open_to):
+            at = self._chosen(ids, open_to, max(round(self.share * len(open_to)), 1), rng)
+            targets[at] = ids[at]
+            chance = rng.random(len(at))
+            read[at[chance < HIDDEN]] = self.mask
+            other = at[(chance >= HIDDEN) & (chance < HIDDEN + REPLACED)]
+            read[other] = rng.choice(self.known, len(other))
+        return read, targets
+
+    def _chosen(self, ids: np.ndarray, open_to: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        """So many places; of whole words no more, except for a first one that is longer."""
+        if not self.whole_word:
+            return rng.permutation(open_to)[:count]
+        words = self.pieces.words(ids)[open_to]
+        _, word, sizes = np.unique(words, return_inverse=True, return_counts=True)
+        order = rng.permutation(len(sizes))
+        taken, left = np.zeros(len(sizes), bool), count
+        for one in order:
+            if sizes[one] <= left:
+                taken[one] = True
+                left -= sizes[one]
+                if not left:
+                    break
+        if left == count:
+            taken[order[0]] = True
+        return open_to[taken[word]]
+
+
+class Masking:
+    """Batches of stretches of one long text, each epoch cut at new places.
+
+    stream:        (time,) the text in tokens.
+    hide:          what of it is asked for.
+    context:       positions of a row, the marks among them.
+    budget:        positions of a batch.
+    next_sentence: a row is two texts: half of the second ones come right after the first, half from elsewhere.
+    documents:     of such pairs, each comes from one document.
+    """
+
+    def __init__(
+        self,
+        stream: np.ndarray,
+        tokenizer: Tokenizer,
+        hide: Hide,
+        context: int,
+        budget: int,
+        seed: int,
+        next_sentence: bool = False,
+        documents: bool = False,
+        shuffle: bool = True,
+    ):
+        self.stream, self.tokenizer, self.hide, self.seed, self.shuffle = stream, tokenizer, hide, seed, shuffle
+        self.next_sentence, self.budget = next_sentence, budget
+        self.template = Template.read(tokenizer, 2 if next_sentence else 1)
+        self.room, self.least = context - self.template.size, 2 if next_sentence else 1
+        if self.room < self.least:
+            raise UserError(f"train.context of {context} has no room for a text beside {self.template.size} marks")
+        ends = np.flatnonzero(np.asarray(stream) == tokenizer.end) if next_sentence and documents else np.array([], int)
+        if not len(ends) or ends[-1] < len(stream) - 1:
+            ends = np.append(ends, len(stream))
+        begins = np.concatenate(([0], ends[:-1] + 1))
+        long = ends - begins >= self.least
+        self.begins, self.ends = begins[long], ends[long]  # of every document
+        if not len(self.begins):
+            raise UserError(f"no text is long enough: a row takes {self.least} tokens at the least, besides its marks")
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        """Of each batch the rows: the epoch, where it begins and where it ends."""
+        rng = np.random.default_rng((self.seed, number))
+        begins, ends = self._cuts(rng)
+        lengths = (ends - begins + self.template.size)[:, None]
+        batches = plan(lengths, self.budget, rng)
+        if not self.shuffle:
+            batches = sorted(batches, key=lambda batch: int(batch[0]))
+        rows = np.stack((np.full_like(begins, number), begins, ends), 1)
+        return [rows[batch] for batch in batches]
+
+    def _cuts(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Stretches that fill a row, but for the first and the last one of a document."""
+        sizes = self.ends - self.begins
+        shift = rng.integers(self.room, size=len(sizes)) if self.shuffle else np.zeros_like(sizes)
+        shift = np.where(sizes > self.room, shift, 0)
+        counts = (shift > 0) + -(-(sizes - shift) // self.room)
+        of = np.repeat(np.arange(len(sizes)), counts)
+        rank = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
+        first = (shift[of] > 0) & (rank == 0)
+        begins = self.begins[of] + shift[of] + (rank - (shift[of] > 0)) * self.room
+        ends = np.minimum(begins + self.room, self.ends[of])
+        begins = np.where(first, self.begins[of], begins)
+        kept = ends - begins >= self.least
+        return begins[kept], ends[kept]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        read, asked, segments, second = [], [], [], []
+        for epoch, begin, end in numbers.tolist():
+            rng = np.random.default_rng((self.seed, epoch, begin))
+            texts = [self.stream[begin:end]]
+            if self.next_sentence:
+                texts, label = self._pair(begin, end, rng)
+                second.append(label)
+            ids, of = self.template.frame(texts)
+            tokens, targets = self.hide(ids, rng)
+            read.append(tokens)
+            asked.append(targets)
+            segments.append(of)
+        tokens, valid = pad_rows(read, self.tokenizer.pad)
+        targets, _ = pad_rows(asked, IGNORE)
+        return Batch(
+            tokens, targets, None if bool(valid.all()) else valid, count=max(int((targets != IGNORE).sum()), 1),
+            segments=pad_rows(segments, 0)[0] if self.next_sentence else None,
+            second=torch.tensor(second) if self.next_sentence else None,
+        )  # fmt: skip
+
+    def _pair(self, begin: int, end: int, rng: np.random.Generator) -> tuple[list[np.ndarray], int]:
+        """Two texts, cut at the end of a line if there is one near, and where the second one is from."""
+        cut = int(rng.integers(begin + 1, end))
+        quarter = (end - begin) // 4
+        lines = (
+            np.flatnonzero(self.hide.pieces.ends_line[self.stream[begin + quarter : end - quarter]]) + begin + quarter
+        )
+        inside = lines[lines + 1 < end]
+        if len(inside):
+            cut = int(inside[np.abs(inside - cut).argmin()]) + 1
+        label, second = NEXT, slice(cut, end)
+        if rng.random() < 0.5:
+            label, second = ELSEWHERE, self._elsewhere(begin, end, end - cut, rng)
+        return [self.stream[begin:cut], self.stream[second]], label
+
+    def _elsewhere(self, begin: int, end: int, size: int, rng: np.random.Generator) -> slice:
+        """A stretch of this size at the most, in another document, or far away where there is but one."""
+        own = int(np.searchsorted(self.begins, begin, "right")) - 1
+        at = other = 0
+        for _ in range(TRIES):
+            other = int(rng.integers(len(self.begins)))
+            at = int(rng.integers(self.begins[other], max(self.ends[other] - size, self.begins[other]) + 1))
+            apart = at + size <= begin or at >= end + size if len(self.begins) == 1 else other != own
+            if apart:
+                break
+        return slice(at, min(at + size, int(self.ends[other])))

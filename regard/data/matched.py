@@ -1,0 +1,119 @@
+"""Two texts and what is between them: a label (one follows from the other) or a number (how alike they are).
+
+[CLS] a [SEP] b [SEP] is read as one, each token with the number of the text that it is of, as in Devlin et al. 2019,
+arXiv:1810.04805.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import Model, UserError
+
+from .batches import Batch, Bucketed, Sequences, pad_rows
+from .tokenizer import Tokenizer
+
+Answers = Callable[[Sequence[np.ndarray]], Tensor]
+
+
+class MatchCoder:
+    """Records -> tokens, the answer, and of each token the text that it is of.
+
+    labels: their tokenizer; None: answers are numbers, kept as the 32 bits of a float.
+    types:  texts that the model tells apart; None: any number.
+    """
+
+    names = ("source", "target", "segments")
+
+    def __init__(self, source: Tokenizer, labels: Tokenizer | None, types: int | None):
+        self.source, self.labels, self.types = source, labels, types
+
+    def __call__(self, rows: Sequence[tuple[str, ...]]) -> list[list[list[int]]]:
+        framed = self.frame([(row[0], row[1]) for row in rows])
+        answers = [row[2] for row in rows]
+        coded = self.labels.numbers(answers) if self.labels else map(bits, answers)
+        return [[ids for ids, _ in framed], [[one] for one in coded], [segments for _, segments in framed]]
+
+    def frame(self, pairs: Sequence[tuple[str, str]], limit: int | None = None) -> list[tuple[list[int], list[int]]]:
+        """limit: tokens at the most; of the longer text, and then of both, the end is left out for it."""
+        framed = self.source.frame_pairs(pairs)
+        if limit is not None:
+            for number, (ids, _) in enumerate(framed):
+                if len(ids) > limit:
+                    framed[number] = self._shortened(pairs[number], len(ids), limit)
+        if self.types is None:
+            return framed
+        return [(ids, [min(one, self.types - 1) for one in segments]) for ids, segments in framed]
+
+    def _shortened(self, pair: tuple[str, str], length: int, limit: int) -> tuple[list[int], list[int]]:
+        inner = self.source.inner
+        one, two = (inner.encode(text, add_special_tokens=False) for text in pair)
+        left = max(limit - (length - len(one) - len(two)), 0)  # beside the marks
+        first = max(left - len(two), min(len(one), left // 2))
+        one.truncate(first)
+        two.truncate(left - len(one))
+        if self.source.sets_marks:
+            both = inner.post_process(one, two, add_special_tokens=True)
+            return both.ids, both.type_ids
+        ids = [[*text.ids, self.source.end] for text in (one, two)]
+        return [*ids[0], *ids[1]], [0] * len(ids[0]) + [1] * len(ids[1])
+
+    def key(self) -> list[Any]:
+        return ["matched", self.labels is None, self.types]
+
+
+def types_of(model: Model) -> int | None:
+    """Texts that a model's embed tells apart, where it has a table of them."""
+    table = getattr(model.embed, "segment_table", None)
+    return None if table is None else len(table)
+
+
+def number(text: str) -> float | None:
+    """None where a text is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def bits(text: str) -> int:
+    """Of a number as a float of 32."""
+    value = number(text)
+    if value is None:
+        raise UserError(f"'{text}' is no number, and numbers were learned")
+    return int(np.float32(value).view(np.int32))
+
+
+def labels_in(answers: Sequence[np.ndarray]) -> Tensor:
+    return torch.tensor([int(answer[0]) for answer in answers])
+
+
+def numbers_in(answers: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.array([answer[0] for answer in answers], np.int32).view(np.float32))
+
+
+class Matched:
+    """Batches of pairs: `targets` is (batch,), labels or numbers.
+
+    answers: reads them, labels_in or numbers_in.
+    """
+
+    def __init__(self, data: Sequences, budget: int, seed: int, answers: Answers, pad: int = 0, shuffle: bool = True):
+        self.inner, self.answers = Bucketed(data, budget, seed, 0, pad, shuffle), answers
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        return self.inner.epoch(number)
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        rows = [self.inner.data[int(number)] for number in numbers]
+        tokens, valid = pad_rows([row[0] for row in rows], self.inner.pad)
+        segments, _ = pad_rows([row[2] for row in rows], 0)
+        targets = self.answers([row[1] for row in rows])
+        return Batch(tokens, targets, None if bool(valid.all()) else valid, count=len(rows), segments=segments)

@@ -1,0 +1,47 @@
+"""Segments of a text whose tokens are told in a random order: most of them are there from the beginning, and the last
+few are asked for, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.core import Pattern, UserError, find
+
+from .batches import Batch
+from .streams import Streams
+
+
+class Orders:
+    """streams: the text; every batch goes on where the one before it ended.
+    every:      one token in so many is asked for.
+    seed:       of the orders, which are new ones in every epoch.
+    """
+
+    def __init__(self, streams: Streams, every: int, seed: int):
+        if every < 2:
+            raise UserError(f"objective.every must be at least 2, so that something is known, not {every}")
+        if streams.context < 2:
+            raise UserError("a segment of one token knows nothing of the others: train.context must be at least 2")
+        self.streams, self.every, self.seed = streams, every, seed
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        return [np.array([number, *numbers]) for numbers in self.streams.epoch(number) if numbers[1] > 1]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        epoch, place = int(numbers[0]), int(numbers[1])
+        tokens = self.streams.make(numbers[1:]).tokens
+        batch, size = tokens.shape
+        asked = max(size // self.every, 1)
+        orders = np.random.default_rng((self.seed, epoch, place)).random((batch, size)).argsort(1)
+        ranks = torch.from_numpy(np.maximum(orders - (size - asked) + 1, 0))
+        at = places(ranks)
+        targets = tokens.gather(1, at)
+        pattern = find(Pattern, "order")(ranks, place)  # type: ignore[call-arg]
+        return Batch(tokens, targets, count=targets.numel(), pattern=pattern, place=place)
+
+
+def places(ranks: Tensor) -> Tensor:
+    """(batch, asked): where in a segment the tokens are that are asked for, in their order; as many in each row."""
+    return ranks.argsort(1, descending=True)[:, : int((ranks[:1] > 0).sum())].flip(1)

@@ -1,0 +1,276 @@
+"""Pictures to learn from, each with a label or a text: folders, arrays or a table, made ready once and read in batches.
+
+shapes/circle/a.png  shapes/square/b.jpg         a folder for each class, under train, dev and test if there are any
+digits.npz           images (pictures, height, width[, channels]), labels (pictures,), perhaps names (classes,)
+seen.tsv             a file, a tab and what it shows, a picture a line
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+
+from .batches import Batch
+from .folder import WORDS, beside
+from .images import Lens, open_image
+from .split import by_hash, place
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+PARTS = ("train", "dev", "test")
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Some pictures and what is said of each.
+
+    files:   where they are, or their pixels, (height, width) or (height, width, channels) each.
+    answers: labels or texts.
+    keys:    by which they fall into train, dev or test.
+    """
+
+    name: str
+    files: Sequence[Path] | np.ndarray
+    answers: Sequence[str]
+    keys: Sequence[str]
+    documents = False  # it is no text
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def image(self, number: int) -> Image.Image:
+        one = self.files[number]
+        if isinstance(one, Path):
+            return open_image(one)
+        return Image.fromarray(one[..., 0] if one.ndim == 3 and one.shape[-1] == 1 else one)
+
+    def only(self, numbers: Sequence[int], part: str) -> Shown:
+        files = self.files[list(numbers)] if isinstance(self.files, np.ndarray) else [self.files[n] for n in numbers]
+        return Shown(f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers])
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What there is to learn from, and what a user may want to know about it."""
+
+    train: Shown
+    dev: Shown | None = None
+    test: Shown | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def labels(self) -> list[str]:
+        """The classes of the training part; numbers in their order."""
+        found = set(self.train.answers)
+        return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
+
+
+def open_pictures(
+    data: str | Path,
+    dev: str | Path | float | None = None,
+    test: str | Path | float | None = None,
+    seed: int = 1,
+    texts: bool = False,
+) -> Pictures:
+    """data:    a folder or an .npz file of pictures with labels; with `texts`, a .tsv file, or a folder with some.
+    dev, test:  the same again; or how much of data to take for them: a share below 1, a number of pictures, 0 for none.
+    """
+    path, notes = Path(data), []
+    parts = _read(path, texts, notes)
+    if "train" not in parts:
+        raise UserError(f"{short(path)} holds pictures for {' and '.join(parts)}, and none to train on")
+    sizes: dict[str, float | None] = {}
+    for name, given in (("dev", dev), ("test", test)):
+        if given is not None and not _is_number(given):
+            parts[name] = replace(_alone(Path(given), texts, notes), name=short(given))
+        elif given is not None:
+            parts.pop(name, None)
+            sizes[name] = float(given)
+    if len(parts) > 1:
+        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+    sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
+    whole = parts["train"]
+    places = [place(key, seed) for key in whole.keys]
+    for name, part in by_hash(whole.keys, sizes, seed).items():
+        begin, end = part.share.begin, part.share.end
+        parts[name] = whole.only([n for n, at in enumerate(places) if begin <= at < end], name)
+    counts = ", ".join(f"{len(parts[name]):,} for {name}" for name in PARTS if name in parts)
+    made = Pictures(parts["train"], parts.get("dev"), parts.get("test"), notes)
+    classes = "" if texts else f" of {len(made.labels)} classes"
+    notes.insert(0, f"{short(path)}: pictures{classes}, {counts}")
+    return made
+
+
+def _is_number(given: str | Path | float) -> bool:
+    try:
+        return not Path(str(given)).exists() and float(str(given)) >= 0
+    except ValueError:
+        return False
+
+
+def _alone(path: Path, texts: bool, notes: list[str]) -> Shown:
+    """All that is there, as one part."""
+    parts = _read(path, texts, notes)
+    if len(parts) != 1:
+        raise UserError(f"{short(path)} has parts of its own ({', '.join(parts)}): name one of them")
+    return next(iter(parts.values()))
+
+
+def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, Shown]:
+    if not path.exists():
+        raise UserError(f"there is no '{short(path)}' to take pictures from{beside(path)}")
+    if texts:
+        return _tables(path)
+    if path.suffix == ".npz":
+        return _arrays(path)
+    if not path.is_dir():
+        raise UserError(f"{short(path)} is neither a folder of pictures nor an .npz file")
+    inside = {part: next((path / word for word in words if (path / word).is_dir()), None)
+              for part, words in WORDS.items()}  # fmt: skip
+    if inside["train"] is None:
+        return {"train": _folder(path, notes)}
+    return {part: _folder(folder, notes) for part, folder in inside.items() if folder is not None}
+
+
+def _folder(folder: Path, notes: list[str]) -> Shown:
+    """A class for each folder in it."""
+    files, answers, others = [], [], 0
+    for within in sorted(one for one in folder.iterdir() if one.is_dir()):
+        for path in sorted(one for one in within.rglob("*") if one.is_file()):
+            if path.suffix.lower() in SUFFIXES:
+                files.append(path)
+                answers.append(within.name)
+            else:
+                others += 1
+    if len(set(answers)) < 2:
+        raise UserError(
+            f"{short(folder)} holds {'one class' if answers else 'no class'} of pictures: a folder for each class is "
+            f"wanted, with {', '.join(sorted(SUFFIXES))} files"
+        )
+    if others:
+        notes.append(f"{short(folder)}: {others:,} files are no pictures by their names, and are left out")
+    return Shown(short(folder), files, answers, [str(path.relative_to(folder)) for path in files])
+
+
+def _arrays(path: Path) -> dict[str, Shown]:
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            arrays = dict(held)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    parts = {}
+    for part in PARTS:
+        before = f"{part}_" if f"{part}_images" in arrays or part != "train" else ""
+        if f"{before}images" in arrays:
+            parts[part] = _array(path, arrays, before)
+    if not parts:
+        raise UserError(f"{short(path)} holds no 'images', only {', '.join(sorted(arrays)) or 'nothing'}")
+    return parts
+
+
+def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> Shown:
+    images, labels = arrays[f"{before}images"], arrays.get(f"{before}labels")
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (1, 3)):
+        raise UserError(
+            f"{short(path)}: {before}images is {images.dtype} {images.shape}, and should be bytes (pictures, height, "
+            "width) or (pictures, height, width, channels)"
+        )
+    if labels is None or labels.shape != images.shape[:1]:
+        found = "nothing" if labels is None else f"of shape {labels.shape}"
+        raise UserError(f"{short(path)}: there are {len(images):,} images, and {before}labels is {found}")
+    names = arrays.get("names")
+    if names is None:
+        answers = [str(label) for label in labels.tolist()]
+    elif np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0 and labels.max() < len(names):
+        answers = [str(names[label]) for label in labels]
+    else:
+        raise UserError(f"{short(path)}: {before}labels should be numbers from 0 to {len(names) - 1}, as many as names")
+    return Shown(f"{short(path)}", images, answers, [str(number) for number in range(len(images))])
+
+
+def _tables(path: Path) -> dict[str, Shown]:
+    if not path.is_dir():
+        return {"train": _table(path)}
+    named = {part: next((path / f"{word}.tsv" for word in words if (path / f"{word}.tsv").is_file()), None)
+             for part, words in WORDS.items()}  # fmt: skip
+    found = {part: _table(file) for part, file in named.items() if file is not None}
+    if not found:
+        raise UserError(f"{short(path)} holds no train.tsv, which would name pictures and say what each shows")
+    return found
+
+
+def _table(path: Path) -> Shown:
+    files, answers = [], []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    for number, line in enumerate(lines, 1):
+        file, tab, text = line.partition("\t")
+        if not tab or not file.strip() or not text.strip():
+            raise UserError(f"{short(path)}, line {number}: a file, a tab and what it shows are wanted")
+        files.append(path.parent / file.strip())
+        answers.append(text.strip())
+    if not files:
+        raise UserError(f"{short(path)} names no picture")
+    return Shown(short(path), files, answers, [str(file) for file in files])
+
+
+def prepare_pictures(
+    shown: Shown, answers: Iterable[int], lens: Lens, path: Path, skip: bool = False, tick: Tick = lambda done: None
+) -> tuple[np.ndarray, int]:
+    """Pixels and the number of every answer, in a file that is read a batch at a time, and how many pictures could not
+    be read. skip: leave those out instead of refusing."""
+    assert lens.shape is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", lens.shape)])
+    rows = np.lib.format.open_memmap(part, "w+", kind, (len(shown),))
+    kept = 0
+    for number, answer in enumerate(answers):
+        try:
+            rows[kept] = (answer, lens.pixels(shown.image(number)))
+            kept += 1
+        except UserError:
+            if not skip:
+                part.unlink()
+                raise
+        tick(1)
+    if not kept:
+        part.unlink()
+        raise UserError(f"{shown.name}: none of the pictures can be read")
+    rows.flush()
+    if kept < len(shown):
+        with open(part, "r+b") as file:  # np.save adds an ending to names
+            few = np.array(rows[:kept])
+            file.truncate(0)
+            np.save(file, few)
+    part.replace(path)
+    return np.load(path, mmap_mode="r"), len(shown) - kept
+
+
+class Seen:
+    """Batches of so many pictures with a number each, epoch after epoch in a new order."""
+
+    def __init__(self, rows: np.ndarray, lens: Lens, count: int, seed: int, shuffle: bool = True):
+        self.rows, self.lens, self.count, self.seed, self.shuffle = rows, lens, max(count, 1), seed, shuffle
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        order = np.arange(len(self.rows))
+        if self.shuffle:
+            np.random.default_rng((self.seed, number)).shuffle(order)
+        return [order[begin : begin + self.count] for begin in range(0, len(order), self.count)]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        some = self.rows[numbers]
+        targets = torch.from_numpy(np.array(some["answer"]))
+        return Batch(self.lens.numbers(some["pixels"]), targets, count=len(numbers))

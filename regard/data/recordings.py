@@ -1,0 +1,141 @@
+"""Recordings to learn from, each with its text: read once, kept at 16 kHz in 16 bits, and heard a batch at a time.
+
+train.sounds   an Arrow file: samples, and the text in tokens with the end mark
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core import UserError
+
+from .batches import IGNORE, Batch, pad_rows
+from .mel import HOP, RATE, log_mel
+from .prepare import Sequences, _done, _encode, _key, _written
+from .read import Lines, Tick, silent
+from .sound import read_sound
+from .tokenizer import Tokenizer
+
+SOME = 64  # recordings in a part of the file
+LOUD = 2**15
+SCHEMA = pa.schema([("source", pa.list_(pa.int16())), ("target", pa.list_(pa.int32()))])
+
+
+def root_of(lines: Lines) -> Path:
+    """Names of recordings are meant from where the table stands that names them."""
+    first = lines.records.files[0]
+    return Path(getattr(first, "path", None) or first.paths[0]).parent  # type: ignore[attr-defined]
+
+
+def prepare_sounds(
+    lines: Lines, tokenizer: Tokenizer, path: Path, limits: tuple[int, int], skip: bool = False, tick: Tick = silent
+) -> Sequences:
+    """Pairs of a recording's file and its text -> samples and tokens, in a file; one that is there is taken as it is.
+
+    limits: samples and tokens at the most; longer examples are left out.
+    skip:   leave out recordings that cannot be read, instead of refusing them.
+    """
+    root = root_of(lines)
+    key = _key(lines, [tokenizer], limits, ["sounds", skip, _stamps(lines, root)])
+    if not _done(path, key):
+        with _written(path, key) as (part, note):
+            note["left_out"] = done = 0
+            with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+                rows = iter(lines)
+                while some := list(islice(rows, SOME)):
+                    sounds, texts = _read(some, root, lines.name, skip), _encode(tokenizer, [text for _, text in some])
+                    every = zip(sounds, texts, strict=True)
+                    kept = [pair for pair in every if 0 < len(pair[0]) <= limits[0] and len(pair[1]) <= limits[1]]
+                    note["left_out"] += len(some) - len(kept)
+                    if kept:
+                        sounds, texts = zip(*kept, strict=True)
+                        lists = [_lists(sounds, pa.int16()), _lists(texts, pa.int32())]
+                        writer.write(pa.record_batch(lists, schema=SCHEMA))
+                    done += len(some)
+                    tick(done)
+    made = Sequences(path)
+    if not len(made):
+        raise UserError(
+            f"{lines.name}: none of the {made.left_out} recordings is at most {limits[0] / RATE:g} s long, with a text "
+            f"of at most {limits[1]} tokens, and can be read"
+        )
+    return made
+
+
+def _stamps(lines: Lines, root: Path) -> str:
+    """Different whenever a recording may be."""
+    told = hashlib.sha256()
+    for file, *_ in lines:
+        known = (root / file).stat() if (root / file).is_file() else None
+        told.update(repr((file, known and (known.st_size, known.st_mtime_ns))).encode())
+    return told.hexdigest()
+
+
+def _read(rows: Sequence[tuple[str, ...]], root: Path, name: str, skip: bool) -> list[np.ndarray]:
+    """Samples of each; none of what cannot be read."""
+    found = []
+    for file, *_ in rows:
+        try:
+            found.append(whole(read_sound(root / file)))
+        except UserError as error:
+            if not skip:
+                raise UserError(f"{name}: {error}") from None
+            found.append(np.zeros(0, np.int16))
+    return found
+
+
+def whole(sound: Tensor) -> np.ndarray:
+    """Samples between -1 and 1 -> 16 bits."""
+    return (sound * LOUD).round().clamp(-LOUD, LOUD - 1).short().numpy()
+
+
+def _lists(rows: Sequence, kind: pa.DataType) -> pa.ListArray:
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    values = np.concatenate([np.asarray(row) for row in rows])
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind))
+
+
+def heard(sounds: Sequence[np.ndarray], frames: int, bands: int) -> Tensor:
+    """(recordings, frames, bands), silence where one is shorter."""
+    samples = [torch.from_numpy(np.array(sound)).float() / LOUD for sound in sounds]
+    return torch.stack([log_mel(F.pad(one, (0, frames * HOP - len(one))), bands) for one in samples])
+
+
+def asked(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Batch:
+    """Texts in tokens, with the end mark, for teacher forcing after the tokens `before` them."""
+    target, valid = pad_rows([np.array([*before, *ids]) for ids in texts], pad)
+    tokens, targets, valid = target[:, :-1], target[:, 1:], valid[:, 1:]
+    targets = targets.where(valid & (torch.arange(targets.shape[1]) >= len(before) - 1), IGNORE)
+    count = int((targets != IGNORE).sum())
+    return Batch(tokens, targets, None if bool(valid.all()) else valid, count=count)
+
+
+class Recorded:
+    """Batches of so many recordings with their texts, epoch after epoch in a new order."""
+
+    def __init__(
+        self, data: Sequences, count: int, seed: int, window: tuple[int, int], before: Sequence[int], pad: int,
+        shuffle: bool = True,
+    ):  # fmt: skip
+        self.data, self.count, self.seed, self.shuffle = data, max(count, 1), seed, shuffle
+        self.window, self.before, self.pad = window, before, pad
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        order = np.arange(len(self.data))
+        if self.shuffle:
+            np.random.default_rng((self.seed, number)).shuffle(order)
+        return [order[begin : begin + self.count] for begin in range(0, len(order), self.count)]
+
+    def make(self, numbers: np.ndarray) -> Batch:
+        sounds, texts = zip(*(self.data[int(number)] for number in numbers), strict=True)
+        return asked(texts, self.before, self.pad)._replace(source=heard(sounds, *self.window))

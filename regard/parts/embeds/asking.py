@@ -1,0 +1,45 @@
+"""A vector per token, and one more for a place that is only asked about: XLNet's query stream begins with it.
+
+    x = E[token],        x = w where the token is below 0
+
+Yang et al. 2019, "XLNet", arXiv:1906.08237.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Embed, Norm, Position
+from regard.core.embed import look_up, new_table
+
+
+class Asking(Embed):
+    """scale: multiply the token's vector by sqrt(width).
+    position: added to the vectors; XLNet has its places in the attention.
+    norm:     after that.
+    """
+
+    examples = ({}, {"scale": True, "position": "sinusoidal", "norm": "layer"})
+
+    def __init__(
+        self,
+        width: int,
+        vocab: int,
+        scale: bool = False,
+        position: Position | str | dict = "none",
+        norm: Norm | str | dict = "none",
+        dropout: float = 0.0,
+    ):
+        super().__init__(width, position, norm, dropout)
+        self.vocab = vocab
+        self.scale = math.sqrt(width) if scale else 1.0
+        self.table = new_table(vocab, width)
+        self.asked = nn.Parameter(torch.empty(width).normal_(std=width**-0.5))
+
+    def forward(self, tokens: Tensor, context: Context) -> Tensor:
+        x = look_up(self.table, tokens.clamp(min=0), "tokens") * self.scale
+        return self.place(torch.where((tokens < 0)[..., None], self.asked, x), context)
+
+    def draw(self, batch: int, time: int) -> Tensor:
+        return torch.randint(self.vocab, (batch, time))

@@ -1,0 +1,180 @@
+"""What a run begins with: a recipe, or the model of another run, with the head that a new task needs in either.
+
+From another run come the model but for its head, its weights and its tokenizer. Devlin et al. 2019, arXiv:1810.04805.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from regard.convert import Family, every_family
+from regard.core import Model, UserError
+from regard.core import recipe as recipes
+from regard.core.errors import in_one_line, nearest, short
+from regard.run import about
+
+from . import checkpoint
+
+if TYPE_CHECKING:
+    from .job import Job
+
+TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # and the head that answers
+KEPT = ("batch", "rows", "context", "smoothing", "precision", "checkpointing")  # of the [train] of the run before
+FINE = {  # the rest of it, where nothing else is said: what is known should not be forgotten
+    "optimiser": "adamw", "lr": 5e-5, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "schedule": "linear",
+    "warmup": 50,
+}  # fmt: skip
+SMALL_MAPS = {"lr": 5e-4}  # LoRA begins from nothing, and wants more
+HEAD = "head.*"
+
+
+def recipe_of(job: Job) -> recipes.Recipe:
+    """The recipe of a new run, its overrides applied; what does not fit is refused."""
+    if job.task is not None and job.task not in TASKS:
+        raise UserError(f"unknown task '{job.task}'{nearest(job.task, TASKS)}")
+    if job.origin is None:
+        if job.lora:
+            raise UserError("LoRA adds small maps to a trained model: name one with --from")
+        made, name = recipes.load(job.recipe, job.size), recipes.called(job.recipe)
+    else:
+        made, name = _from_run(job, Path(job.origin)), short(job.origin)
+    try:
+        if job.task is not None:
+            give_task(made, job.task, _family(job))
+        if job.lora:
+            _add_lora(made, job.lora, job.task is not None)
+        for text in job.overrides:
+            recipes.override(made, text)
+    except UserError as error:
+        raise error.of(name) from None
+    return made
+
+
+def _from_run(job: Job, folder: Path) -> recipes.Recipe:
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder '{short(folder)}' to begin from")
+    told = about(folder)
+    for given, what in ((job.size, "--size"), (job.tokenizer, "--tokenizer"), (job.vocab, "--vocab")):
+        if given is not None:
+            raise UserError(f"--from {short(folder)} brings its model and its tokenizer: leave out {what}")
+    if told.get("tokenizers") == [] or not any(folder.glob("*tokenizer.json")):
+        raise UserError(f"{short(folder)} has no tokenizer, so it cannot learn from texts")
+    weights_of(folder)
+    made = recipes.load(folder / "recipe.toml")
+    before = made.get("train", {})
+    made["train"] = {key: before[key] for key in KEPT if key in before} | FINE | (SMALL_MAPS if job.lora else {})
+    if job.recipe:
+        named = recipes.load(job.recipe)
+        if _build(named) != _build(made):
+            raise UserError(
+                f"{short(folder)} holds another model than '{recipes.called(job.recipe)}' describes: leave out the "
+                "recipe, which the run has itself"
+            )
+        made["train"] |= named.get("train", {})
+    return made
+
+
+def _build(recipe: recipes.Recipe) -> Any:
+    """What a model is made of, whatever its sizes: its kind, and the parts of its layers."""
+    model = recipe["model"]
+    layers = [table.get("layer", []) for table in (model, model.get("encoder", {}), model.get("decoder", {}))]
+    branches = [
+        {name: spec if isinstance(spec, str) else spec.get("part") for name, spec in layer.items()}
+        for some in layers
+        for layer in (some if isinstance(some, list) else [some])
+    ]
+    return model.get("kind"), branches
+
+
+def _family(job: Job) -> Family | None:
+    """Of models that others know, too: what they expect a head to be."""
+    if job.origin is None:
+        return next((one for one in every_family().values() if one.recipe_name == job.recipe), None)
+    return every_family().get((about(Path(job.origin)).get("origin") or {}).get("family", ""))
+
+
+def give_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -> None:
+    """The task's objective, and its head instead of what was there; one of the same kind keeps its arguments."""
+    model = recipe["model"]
+    kind = model.get("kind")
+    if kind == "encoder-decoder":
+        raise UserError(f"the task '{task}' is for an encoder or a decoder, and this model is an encoder-decoder")
+    if task == "tag" and kind != "encoder":
+        raise UserError("to tag a word, both sides of it should be seen: this needs an encoder, and not a decoder")
+    before = model.get("head", {})
+    before = {"part": before} if isinstance(before, str) else before
+    head: dict[str, Any] = {"part": TASKS[task], "dropout": model.get("dropout", 0.0)}
+    if head["part"] == "classify":
+        head["pool"] = before.get("pool", "mean" if kind == "encoder" else "last")
+    if before.get("part") == head["part"]:
+        head |= before
+    elif family is not None:
+        head |= family.new_head(task, model)
+    model["head"] = head | {"classes": 2}  # until the data is read
+    model.pop("tie", None)
+    recipe.pop("decode", None)
+    recipe["objective"] = {"part": task}
+    for one in model.get("passes", []):
+        if isinstance(one, dict) and one.get("part") == "lora":
+            one["learn"] = [HEAD]
+
+
+def _add_lora(recipe: recipes.Recipe, rank: int, new_head: bool) -> None:
+    passes = recipe["model"].setdefault("passes", [])
+    if any(one == "lora" or (isinstance(one, dict) and one.get("part") == "lora") for one in passes):
+        raise UserError("this run has small maps of LoRA already: merge them first (regard merge), or leave out --lora")
+    passes.append({"part": "lora", "rank": rank, "alpha": 2.0 * rank} | ({"learn": [HEAD]} if new_head else {}))
+
+
+def weights_of(folder: Path) -> Path:
+    """The file with a run's weights: the final ones, or those of its newest checkpoint."""
+    if (folder / checkpoint.MODEL).is_file():
+        return folder / checkpoint.MODEL
+    newest = checkpoint.newest(folder / "checkpoints").path
+    if newest is None:
+        raise UserError(f"{short(folder)} holds no model yet, so there is nothing to begin from")
+    return newest / checkpoint.MODEL
+
+
+def fill(model: Model, folder: Path, new: Sequence[str]) -> None:
+    """The weights of a run, read one at a time, into a model. new: names of those that begin afresh, with * for
+    anything."""
+    path = weights_of(folder)
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+
+    def afresh(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in new)
+
+    try:
+        with safe_open(str(path), "pt") as file, torch.no_grad():
+            left = {name for name in file.keys() if not afresh(name)}  # noqa: SIM118
+            for key, mine in names.items():
+                found = next((name for name in mine if name in left), None)
+                if found is not None:
+                    _same_shape(folder, found, file.get_slice(found).get_shape(), tensors[key])
+                    tensors[key].copy_(file.get_tensor(found))
+                    left -= set(mine)
+                elif not all(map(afresh, mine)):
+                    raise UserError(f"{short(folder)} has no '{mine[0]}', which this model has")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    if left:
+        raise UserError(f"{short(folder)} has '{min(left)}', which this model has not")
+
+
+def _same_shape(folder: Path, name: str, found: Sequence[int], tensor: Tensor) -> None:
+    if tuple(found) != tuple(tensor.shape):
+        raise UserError(
+            f"{name} is {tuple(found)} in {short(folder)} and {tuple(tensor.shape)} here: the models differ"
+        )

@@ -1,0 +1,92 @@
+"""Texts with a label each: an encoder, or a decoder that is asked at the end of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from regard.core import Model, UserError
+from regard.core.errors import short
+from regard.data import Batches, Corpus, Labelled, Lines, Sequences, Tokenizer, once
+from regard.evaluate import gather
+from regard.train.dev import Dev
+from regard.train.learner import Objective
+from regard.train.objectives.classify import Classify
+from regard.use.label import Labeller
+from regard.use.reader import Reader
+
+from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
+
+
+class Labels(Task):
+    """What is answered in labels; those of pairs of texts and of words differ in a few places.
+
+    always: metrics that are measured without being asked for.
+    read:   columns of a record that are read.
+    """
+
+    forced = ("loss",)
+    answered: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
+    always: ClassVar[tuple[str, ...]] = ("accuracy",)
+    read: ClassVar[tuple[int, ...]] = (0,)
+
+    def ask(self, names: Sequence[str]) -> None:
+        super().ask([*names, *self.always])
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        self.source = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, *self.read)
+        self.target = self.answers(corpus)
+
+    def inherit(self, source: Tokenizer, target: Tokenizer, corpus: Corpus) -> None:
+        self.source = source
+        if self.job.task is not None:
+            self.target = self.answers(corpus)
+            return
+        if target is source:
+            where = short(self.job.origin or "")
+            raise UserError(f"{where} keeps no labels of its own: say --task, to take those of the data")
+        self.target = target
+        for lines in (corpus.train, corpus.dev):
+            if lines is not None:
+                self.check(lines, target, "among those of the run that this one begins from")
+
+    def answers(self, corpus: Corpus) -> Tokenizer:
+        """The labels of the data, numbered."""
+        made = Tokenizer.of_labels(self.labels(corpus.train))
+        if corpus.dev is not None:
+            self.check(corpus.dev, made, "in the training data")
+        return made
+
+    def labels(self, lines: Lines) -> Iterable[str]:
+        """All that stand there."""
+        return {row[-1].strip() for row in lines}
+
+    def check(self, lines: Lines, known: Tokenizer, where: str) -> None:
+        names = known.inner.get_vocab()
+        for label in sorted(self.labels(lines)):
+            if label not in names:
+                raise UserError(f"{lines.name}: the label '{label}' stands nowhere {where}")
+
+    def complete(self, recipe: dict[str, Any]) -> None:
+        recipe["vocab"] = self.source.size
+        head = recipe["model"].get("head", "classify")
+        recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.target.labels}
+
+    def objective(self) -> Objective:
+        return Classify(self.settings.smoothing)
+
+    def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
+        """Batches of at most so many tokens."""
+        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        return self.sized(self.prepare(model, corpus.train, "train.arrow", say, tick), self.settings.batch)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        data = self.prepare(model, lines, "dev.arrow", silent, unseen)
+        batches = self.sized(data, max(self.settings.batch, DEV_TOKENS), shuffle=False)
+        return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *gather(lines, False))
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Reader:
+        return Labeller(model, self.source, self.target, folder)

@@ -1,0 +1,36 @@
+"""A text that goes on from batch to batch: a decoder that remembers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from regard.core import Model
+from regard.data import Corpus, Lines, prepare_text
+from regard.data.streams import Streams, in_order
+from regard.run import Run
+from regard.train.dev import Dev
+from regard.train.learner import Objective
+from regard.train.objectives.segments import Segments, enough
+
+from .task import DEV_TOKENS, Say, Tick
+from .text import Text
+
+
+class SegmentedText(Text):
+    def fit(self, model: Model) -> None:
+        enough(model)
+
+    def objective(self) -> Objective:
+        return Segments(self.settings.smoothing)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Streams:
+        s = self.settings
+        text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
+        return Streams(text, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        context, pad = self.settings.context, self.target.pad
+        text = prepare_text(lines, self.target, self.data("dev.ids"))
+        before = Run(model, self.source, self.target, documents=lines.documents).opening[-1]
+        rows = max(DEV_TOKENS // context, 1)
+        return Dev(self.objective(), lambda: in_order(text, before, context, rows, pad), self.run)

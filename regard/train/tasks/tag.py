@@ -1,0 +1,36 @@
+"""Sentences whose words have a tag each: an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from regard.core import Model
+from regard.data import Batches, Lines, Sequences
+from regard.data.conll import TagCoder, Tagged
+from regard.train.learner import Objective
+from regard.train.objectives.nodes import Nodes
+from regard.use.tag import Tagger
+
+from .labels import Labels
+
+
+class Tags(Labels):
+    reads = "tags"
+    answered = ("tag_accuracy", "span_f1")
+    always = ("tag_accuracy",)
+
+    def labels(self, lines: Lines) -> Iterable[str]:
+        return {tag for _, tags in lines for tag in tags.split(" ")}
+
+    def objective(self) -> Objective:
+        return Nodes(self.settings.smoothing)
+
+    def coder(self, model: Model) -> TagCoder:
+        return TagCoder(self.source, self.target)
+
+    def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
+        return Tagged(data, budget, self.settings.seed, self.source.pad, shuffle)  # type: ignore[return-value]
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Tagger:
+        return Tagger(model, self.source, self.target, folder)

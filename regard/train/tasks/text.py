@@ -1,0 +1,43 @@
+"""A text that goes on: a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from regard import metrics as measures
+from regard.core import Model, UserError
+from regard.data import Batches, Corpus, Lines, Windows, prepare_text
+from regard.run import Run
+from regard.train.dev import Dev, windows
+
+from .task import DEV_TOKENS, Say, Task, Tick
+
+
+class Text(Task):
+    reads = "text"
+    files = "ids"
+    usual = "characters"
+
+    def ask(self, names: Sequence[str]) -> None:
+        measures.check(names, (*self.forced, *measures.KNOWN))
+        for name in names:
+            if name not in self.forced:
+                raise UserError(f"'{name}' wants right answers, and a language model has none: say loss")
+
+    def fit(self, model: Model) -> None:
+        context = self.settings.context
+        if model.limit is not None and context > model.limit:
+            raise UserError(f"train.context is {context}, and the positions of this model reach only {model.limit}")
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        s = self.settings
+        stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
+        return Windows(stream, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        context, pad = self.settings.context, self.target.pad
+        text = prepare_text(lines, self.target, self.data("dev.ids"))
+        before = Run(model, self.source, self.target, documents=lines.documents).opening[-1]
+        rows = max(DEV_TOKENS // context, 1)
+        return Dev(self.objective(), lambda: windows(text, before, context, rows, pad), self.run)

@@ -1,0 +1,180 @@
+"""An encoder that turns texts into vectors, so that texts of like meaning lie near each other.
+
+run.embed(["a cat", "a kitten"])         # (2, width)
+Embedder.of(run).cosines([("a cat", "a kitten")])
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Context, UserError
+from regard.core.errors import short
+from regard.core.head import check_pool, pool
+from regard.decode import Way
+from regard.run import AHEAD
+
+from .reader import Reader, together
+
+KINDS = ("encoder", "encoder-decoder")
+
+
+class Embedded(NamedTuple):
+    """The vector of a text, or how alike two texts are."""
+
+    text: str  # the same as a line
+    vector: list[float] | None = None
+    cosine: float | None = None
+    cut: bool = False  # the text was too long, and shortened
+
+
+class Embedder(Reader):
+    """pool:    how the vectors of tokens become one: mean, first, last, max; None: as the model's head says, else mean.
+    unit:       vectors of length 1; None: as the head says, else as they are.
+    similarity: a line is two texts with a tab between, and the answer is the cosine of their vectors.
+    """
+
+    reads = "matches"
+    options = ("cut", "pool", "unit", "similarity", "out")
+    metrics = ("pearson", "spearman")
+    pool: str | None = None
+    unit: bool | None = None
+    similarity: bool = False
+
+    @classmethod
+    def of(cls, run: Any) -> Embedder:
+        """Of anything that reads texts by an encoder."""
+        if isinstance(run, cls):
+            return run
+        kind = getattr(run.model, "kind", "")
+        if kind not in KINDS or run.takes != "texts" or getattr(run, "source", None) is None:
+            raise UserError("vectors of texts come of an encoder that reads texts, and this model is none")
+        made = cls(run.model, run.source, run.target, run.folder, run.note)
+        made.way = run.way
+        return made
+
+    @property
+    def limit(self) -> int | None:
+        return self.model.limit if self.model.kind == "encoder" else self.model.source_limit
+
+    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+        """(texts, width), in their order."""
+        if isinstance(texts, str):
+            raise UserError("texts come in a list: for a single one, say [text]")
+        rows, _ = self.code(list(texts), self.way)
+        return self._vectors(rows, pool, unit)
+
+    def cosines(self, pairs: Sequence[tuple[str, str]]) -> Tensor:
+        """(pairs,) how alike two texts are: from -1 to 1."""
+        return self._cosines(*(self.code(list(side), self.way)[0] for side in zip(*pairs, strict=True)))
+
+    def _cosines(self, ones: list[list[int]], others: list[list[int]]) -> Tensor:
+        vectors = self._vectors([*ones, *others], None, True)
+        return (vectors[: len(ones)] * vectors[len(ones) :]).sum(-1)
+
+    @torch.no_grad()
+    def _vectors(self, rows: list[list[int]], pool: str | None, unit: bool | None) -> Tensor:
+        """(rows, width). Rows of about equal length are worked on together."""
+        how, unit = self._how(pool, unit)
+        found: Tensor | None = None
+        for numbers in together([len(row) for row in rows], self.budget):
+            some = self._pooled(*self.padded([rows[i] for i in numbers]), how)
+            some = F.normalize(some, dim=-1) if unit else some
+            found = some.new_empty(len(rows), some.shape[-1], device="cpu") if found is None else found
+            found[numbers] = some.cpu()
+        return torch.empty(0, self.model.width) if found is None else found
+
+    def _how(self, how: str | None, unit: bool | None) -> tuple[str, bool]:
+        head = self.model.head
+        says = hasattr(head, "unit")  # a head that makes such vectors itself
+        how = how or self.pool or (head.pool if says else "mean")  # type: ignore[assignment]
+        unit = self.unit if unit is None else unit
+        return check_pool(how), bool(head.unit) if unit is None and says else bool(unit)  # type: ignore[arg-type]
+
+    def _pooled(self, tokens: Tensor, valid: Tensor | None, how: str) -> Tensor:
+        """(batch, width)"""
+        context = Context.begin(*tokens.shape, tokens.device, valid=valid)
+        if self.model.kind == "encoder":
+            return pool(self.model.hidden(tokens, context), context, how)
+        return pool(self.model.encode(tokens, valid).x, context, how)
+
+    def answers(  # type: ignore[override]
+        self,
+        texts: Iterable[str],
+        way: Way | None = None,
+        align: bool = False,
+        ahead: int = AHEAD,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Embedded]]:
+        for found, cut in self._blocks(texts, way or self.way, ahead):
+            for value, one in zip(found.tolist(), cut, strict=True):
+                if self.similarity:
+                    yield [Embedded(f"{value:.4f}", cosine=value, cut=one)]
+                else:
+                    told = [float(f"{number:.7g}") for number in value]
+                    yield [Embedded(json.dumps(told), told, cut=one)]
+            tick(len(cut))
+
+    def _blocks(self, texts: Iterable[str], way: Way, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:
+        """Of so many texts at a time their vectors (texts, width), or of so many pairs their cosines (pairs,); and
+        which of them were cut."""
+        source, begun = iter(texts), 0
+        while some := list(islice(source, ahead)):
+            if self.similarity:
+                sides = [self.code(side, way, begun) for side in self._sides(some, begun)]
+                yield (
+                    self._cosines(*(rows for rows, _ in sides)),
+                    [any(cut) for cut in zip(*(cut for _, cut in sides), strict=True)],
+                )
+            else:
+                rows, cut = self.code(some, way, begun)
+                yield self._vectors(rows, None, None), cut
+            begun += len(some)
+
+    def _sides(self, lines: list[str], begun: int) -> list[list[str]]:
+        """The first texts, and the second ones."""
+        pairs = [line.split("\t") for line in lines]
+        for number, pair in enumerate(pairs, begun + 1):
+            if len(pair) != 2:
+                raise UserError(f"line {number} has {len(pair)} texts: two with a tab between are compared")
+        return [list(side) for side in zip(*pairs, strict=True)]
+
+    def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it, of two texts and how alike they are: correlations with their cosines."""
+        measures.check(metrics, self.metrics)
+        rows, begun = list(lines), time.perf_counter()
+        if not rows:
+            raise UserError("there is nothing to evaluate: the data has no example")
+        ones, others, right = ([*side] for side in zip(*rows, strict=True))
+        found = self.cosines(list(zip(ones, others, strict=True))).tolist()
+        took = time.perf_counter() - begun
+        scores = measures.measure(metrics, [str(one) for one in found], [[number] for number in right])
+        told = {"scores": {score.name: score.value for score in scores}, "signatures": {}}
+        return told | {"counts": {"examples": len(rows)}, "seconds": {"answers": took}}
+
+    def save(self, texts: Iterable[str], path: Path, way: Way | None = None) -> None:
+        """All vectors as a NumPy file, (texts, width); or cosines, (pairs,). Written beside and renamed."""
+        if path.suffix != ".npy":
+            raise UserError(
+                f"vectors are written to a NumPy file: {short(path.with_suffix('.npy'))}, not {short(path)}"
+            )
+        blocks = [found.float().numpy() for found, _ in self._blocks(texts, way or self.way, AHEAD)]
+        part = path.with_name(path.name + ".part")
+        try:
+            with open(part, "wb") as file:
+                np.save(file, np.concatenate(blocks) if blocks else np.zeros((0, self.model.width), np.float32))
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UserError(f"{short(path)} cannot be written: {error.strerror}") from None

@@ -1,0 +1,156 @@
+"""A trained model that fills in what is hidden in a text.
+
+regard.load("runs/x").predict(["the [MASK] sat on the mat"])[0][0].text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Model, UserError
+from regard.core.parts import fit
+from regard.data.batches import Batch, once
+from regard.data.masking import Hide, Masking
+from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
+from regard.data.tokenizer import Tokenizer
+from regard.decode import Way
+from regard.train.objectives.masked import Noise, measured, token_scores, vectors
+from regard.train.settings import Settings
+
+from .reader import Reader
+
+
+class Filled(NamedTuple):
+    """One way to fill a text in."""
+
+    text: str
+    score: float  # what answers are ranked by: log p of all that was filled in
+    tokens: list[str]  # for each mask
+    probabilities: list[float]  # of them
+    cut: bool = False  # the text was too long, and shortened
+
+
+def measures_of(noise: Noise) -> tuple[str, ...]:
+    """What tells how good a masked model is."""
+    return ("loss", "accuracy", "next_sentence") if noise.next_sentence else ("loss", "accuracy")
+
+
+class Filler(Reader):
+    """source: the tokenizer, which has a mask."""
+
+    pairs = False
+
+    def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
+        super().__init__(model, source, target, folder, note)
+        table = getattr(model, "recipe", {}).get("objective", {})
+        self.noise = Noise(**fit(Noise, {key: value for key, value in table.items() if key != "part"}, {}, "objective"))
+        self.metrics = measures_of(self.noise)
+
+    @cached_property
+    def mask(self) -> str:
+        name = mask_of(self.source)
+        if name is None:
+            raise UserError("the tokenizer of this run has no mask, so that nothing can be hidden")
+        return name
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return Pieces(self.source)
+
+    @cached_property
+    def closed(self) -> Tensor:
+        """(vocab,) True where a token is a mark, or none at all, and never an answer."""
+        closed = torch.ones(self.model.vocab, dtype=torch.bool, device=self.device)
+        closed[: len(self.pieces.ordinary)] = torch.from_numpy(~self.pieces.ordinary).to(self.device)
+        return closed
+
+    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+        texts = [self._own(text) for text in texts]
+        for number, text in enumerate(texts, begun + 1):
+            if self.mask not in text:
+                raise UserError(f"line {number} hides nothing: say {self.mask} where a word is to be filled in")
+        with reading_masks(self.source):
+            rows, cut = super().code(texts, way, begun)
+        mask = self.source.inner.token_to_id(self.mask)
+        for number, (text, row) in enumerate(zip(texts, rows, strict=True), begun + 1):
+            if row.count(mask) != text.count(self.mask):
+                raise UserError(f"line {number} is longer than what can be taken, and a {self.mask} stands in the rest")
+        return rows, cut
+
+    def _own(self, text: str) -> str:
+        """With the mask as this tokenizer calls it."""
+        for name in NAMES:
+            text = text.replace(name, self.mask)
+        return text
+
+    @torch.no_grad()
+    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Filled]]:  # type: ignore[override]
+        """The `way.best` likeliest fillings of each text, each mask by itself."""
+        tokens, valid = self.padded(rows)
+        batch = Batch(tokens, tokens, valid)
+        at = tokens == self.source.inner.token_to_id(self.mask)
+        scores = token_scores(self.model, *vectors(self.model, batch), at)
+        logs = scores.log_softmax(-1).masked_fill(self.closed, -torch.inf)
+        values, found = (t.tolist() for t in logs.topk(min(way.best, int((~self.closed).sum()))))
+        begin = 0
+        for count in at.sum(1).tolist():
+            end = begin + count
+            several = [list(zip(*pair, strict=True)) for pair in zip(found[begin:end], values[begin:end], strict=True)]
+            yield [self._filled(chosen, score) for chosen, score in together_best(several, way.best)]
+            begin = end
+
+    def _filled(self, chosen: list[tuple[int, float]], score: float) -> Filled:
+        names = self.source.tokens(token for token, _ in chosen)
+        return Filled("", score, names, [float(np.exp(log)) for _, log in chosen])
+
+    def beside(self, text: str, answers: Sequence[Filled]) -> list[Filled]:  # type: ignore[override]
+        return [one._replace(text=self._put(self._own(text), one.tokens)) for one in answers]
+
+    def _put(self, text: str, names: list[str]) -> str:
+        """Tokens in place of the masks. One that brings its space, or continues a word, comes right after what stands
+        before it."""
+        whole, *rest = text.split(self.mask)
+        for name, after in zip(names, rest, strict=True):
+            piece = self.pieces.text(name)
+            if self.pieces.spaced or self.pieces.continues(name):
+                whole = whole.rstrip()
+                piece = piece if whole else piece.lstrip()
+            whole += piece + after
+        return whole
+
+    def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it: what is hidden is the same every time."""
+        measures.check(metrics, self.metrics)
+        begun = time.perf_counter()
+        rows = list(lines)
+        settings = Settings.read(self.model.recipe.get("train", {}))  # type: ignore[union-attr]
+        documents = getattr(lines, "documents", True)
+        marks = [self.source.end] if documents or not self.source.keeps_lines() else []
+        coded = self.source.encode([text for (text,) in rows])
+        stream = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
+        context = min(settings.context, self.limit or settings.context)
+        hide = Hide(self.source, self.noise.share, self.noise.whole_word)
+        budget, pairs = max(settings.batch, context), self.noise.next_sentence
+        masking = Masking(stream, self.source, hide, context, budget, settings.seed, pairs, documents, shuffle=False)
+        found = measured(self.model, once(masking))  # type: ignore[arg-type]
+        told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
+        return told | {"seconds": {"loss": time.perf_counter() - begun}}
+
+
+def together_best(several: list[list[tuple[int, float]]], best: int) -> list[tuple[list[tuple[int, float]], float]]:
+    """For each mask its likeliest tokens with their log p -> the likeliest fillings of all, with the sum of log p."""
+    found: list[tuple[list[tuple[int, float]], float]] = [([], 0.0)]
+    for tokens in several:
+        longer = [([*chosen, one], score + one[1]) for chosen, score in found for one in tokens]
+        found = sorted(longer, key=lambda pair: -pair[1])[:best]
+    return found

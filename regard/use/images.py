@@ -1,0 +1,182 @@
+"""A trained model that says what a picture shows.
+
+regard.load("runs/x").predict(["cat.png"])[0][0].text
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Context, Model, UserError
+from regard.core.errors import in_one_line, short
+from regard.data.batches import Batch
+from regard.data.images import Lens, from_preprocessor, usual
+from regard.data.pictures import Shown, open_pictures
+from regard.decode import Way
+from regard.run import Prediction, about
+
+from .reader import ranked
+
+TOGETHER = 16  # pictures that are worked on side by side
+PREPROCESSOR = Path("origin") / "preprocessor_config.json"  # in a run folder that came from elsewhere
+
+
+def lens_of(folder: Path | None, model: Model, clip: bool = False) -> Lens:
+    """How a run wants its pictures: as it was trained, as it came with, or as is usual. model: the one that sees."""
+    sides, channels = model.embed.sides, model.embed.channels  # type: ignore[union-attr]
+    if folder is not None:
+        told = about(folder)
+        if "images" in told:
+            return Lens.read(told["images"])
+        path = folder / PREPROCESSOR
+        if path.is_file():
+            try:
+                return from_preprocessor(json.loads(path.read_text(encoding="utf-8")), channels)
+            except (OSError, ValueError) as error:
+                raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    return usual(sides, channels, clip)
+
+
+def a_few(files: Iterable[str | Path]) -> Iterator[list[str | Path]]:
+    """Those that are worked on side by side."""
+    if isinstance(files, str | Path):
+        raise UserError("pictures come in a list: for a single one, say [file]")
+    left = iter(files)
+    while some := list(islice(left, TOGETHER)):
+        yield some
+
+
+def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> Shown:
+    """A part of some data. asked: as in a Job; part: train, dev or test."""
+    seed = getattr(model, "recipe", {}).get("train", {}).get("seed", 1)
+    if asked.get("data") is None:
+        raise UserError("which pictures? Name them with --data")
+    found = getattr(open_pictures(asked["data"], asked.get("dev"), asked.get("test"), seed, texts), part)
+    if found is None:
+        raise UserError(f"there is no {part} part among these pictures")
+    return found
+
+
+class ImageLabeller:
+    """As a Run is of texts.
+
+    lens:   how pictures become numbers; None: as the folder says.
+    labels: the names of the classes; None: as the folder says, else their numbers.
+    """
+
+    pairs = False
+    takes, options = "images", ("best",)
+    metrics = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        model: Model,
+        folder: Path | None = None,
+        note: str = "",
+        lens: Lens | None = None,
+        labels: Sequence[str] | None = None,
+    ):
+        self.model, self.folder, self.note = model.eval(), folder, note
+        self.device = next(model.parameters()).device
+        self.way = Way()
+        self.lens = lens_of(folder, model) if lens is None else lens
+        classes = getattr(model.head, "classes", 0)
+        known = labels if labels is not None else about(folder).get("labels") if folder is not None else None
+        self.labels = [str(number) for number in range(classes)] if known is None else list(known)
+        if len(self.labels) != classes:
+            raise UserError(f"there are {len(self.labels)} labels, and the model tells {classes} classes")
+
+    def read(self, files: Iterable[str | Path]) -> list[Path]:
+        """Each file is a picture; they are opened a few at a time."""
+        return [Path(file) for file in files]
+
+    def predict(self, files: Iterable[str | Path], way: Way | None = None) -> list[list[Prediction]]:
+        """For every picture its likeliest labels, best first."""
+        return list(self.answers(files, way))
+
+    def answers(
+        self,
+        files: Iterable[str | Path],
+        way: Way | None = None,
+        align: bool = False,
+        ahead: int = TOGETHER,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Prediction]]:
+        """The same one by one."""
+        way = way or self.way
+        if not self.labels:
+            raise UserError("this model has no labels: it gives vectors, for which there is run.vectors([...])")
+        for some in a_few(files):
+            for found in ranked(self._ask(some), way.best):
+                names = [(self.labels[label], log) for label, log in found]
+                yield [Prediction(name, log, log, [name], True) for name, log in names]
+            tick(len(some))
+
+    def vectors(self, files: Iterable[str | Path]) -> Tensor:
+        """(pictures, width) the vector of each from which labels would be told."""
+        made = [self._hidden(some) for some in a_few(files)]
+        if not made:
+            raise UserError("there is no picture to make a vector of")
+        return torch.cat(made).cpu()
+
+    @torch.no_grad()
+    def _ask(self, files: list[str | Path]) -> Tensor:
+        return self.model(self.lens.look(files).to(self.device))
+
+    @torch.no_grad()
+    def _hidden(self, files: list[str | Path]) -> Tensor:
+        images = self.lens.look(files).to(self.device)
+        context = Context.begin(*self.model.embed.extent(images), self.device)
+        return self.model.hidden(images, context)[:, 0]
+
+    def stream(self, file: str | Path, way: Way | None = None) -> Iterator[str]:
+        yield self.predict([file], way)[0][0].text
+
+    def examples(self, asked: dict[str, Any], part: str) -> Shown:
+        """A part of some data, or of what it was trained with."""
+        return part_of(self.model, asked, part)
+
+    def evaluate(self, shown: Shown, names: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it: accuracy in percent."""
+        measures.check(names, self.metrics)
+        begun = time.perf_counter()
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        for label in shown.answers:
+            if label not in numbers:
+                raise UserError(f"{shown.name}: the model knows no class '{label}'")
+        found = measured(self.model, _held(shown, numbers, self.lens), self.device)
+        scores = {name: found[name] for name in names}
+        seconds = {"pictures": time.perf_counter() - begun}
+        return {"scores": scores, "signatures": {}, "counts": {"pictures": len(shown)}, "seconds": seconds}
+
+
+def _held(shown: Shown, numbers: dict[str, int], lens: Lens) -> Iterator[Batch]:
+    """Batches of pictures that are read as they are wanted."""
+    for begin in range(0, len(shown), TOGETHER):
+        some = range(begin, min(begin + TOGETHER, len(shown)))
+        images = torch.stack([lens.numbers(lens.pixels(shown.image(n))) for n in some])
+        targets = torch.tensor([numbers[shown.answers[n]] for n in some])
+        yield Batch(images, targets, count=len(some))
+
+
+@torch.no_grad()
+def measured(model: Model, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
+    """Loss per picture, and how many in a hundred get their label."""
+    loss, right, count = 0.0, 0, 0
+    for batch in batches:
+        batch = batch.to(device)
+        scores = model(batch.tokens).float()
+        loss += float(F.cross_entropy(scores, batch.targets, reduction="sum"))
+        right += int((scores.argmax(-1) == batch.targets).sum())
+        count += len(batch.targets)
+    return {"loss": loss / count, "accuracy": 100 * right / count}

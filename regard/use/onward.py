@@ -1,0 +1,99 @@
+"""A model that predicts tokens in any order, made to go on with a text: all that is there is told, and the next place
+is asked about, again and again.
+
+regard.load("runs/xlnet").predict(["once upon a time"])[0][0].text
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard import metrics as measures
+from regard.core import Context, Memory, Model, UserError
+from regard.core.parts import fit
+from regard.data.batches import once
+from regard.data.orders import Orders
+from regard.data.streams import Streams
+from regard.data.tokenizer import Tokenizer
+from regard.kernels.cache import write
+from regard.run import Run, about
+from regard.train.dev import FORCED
+from regard.train.objectives.permuted import Orderly, ask, begin, measured
+from regard.train.settings import Settings
+
+BUDGET = 8192  # tokens of a batch
+
+
+class Told(NamedTuple):
+    """What a row holds so far."""
+
+    tokens: Tensor  # (batch, capacity + 1); the last takes what is not real
+    lengths: Tensor  # (batch,)
+
+
+class Next(nn.Module):
+    """Steps, as a decoder does, with a model that has no state to go on from: all is read again for every token."""
+
+    kind, limit, source_limit = "decoder", None, None
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.inner, self.recipe = model, getattr(model, "recipe", {})
+
+    def start(self, batch: int, capacity: int, memory: Memory | None = None) -> Told:
+        device = next(self.parameters()).device
+        empty = torch.zeros(batch, capacity + 1, dtype=torch.long, device=device)
+        return Told(empty, torch.zeros(batch, dtype=torch.long, device=device))
+
+    def step(self, tokens: Tensor, state: Told, valid: Tensor | None = None) -> tuple[Tensor, Told]:
+        """The scores (batch, n, vocab) of what comes after the last of these tokens, for each of them the same."""
+        room, n = state.tokens.shape[1] - 1, tokens.shape[1]
+        slot = state.lengths[:, None] + torch.arange(n, device=tokens.device)
+        count = tokens.new_full((len(tokens),), n) if valid is None else valid.sum(1)
+        slot = slot if valid is None else torch.where(valid, slot, room)
+        held, lengths = write(state.tokens, slot, tokens), state.lengths + count
+        told = held[:, : int(lengths.max())]
+        real = torch.arange(told.shape[1], device=told.device) < lengths[:, None]
+        _, x, _ = ask(self.inner, told, lengths[:, None], begin(self.inner, len(told)), real)
+        scores = self.inner.head(x, Context.begin(len(told), 1, told.device))
+        return scores.expand(-1, n, -1), Told(held, lengths)
+
+
+class Onward(Run):
+    """Made of the same things as every Run; how good it is, its own objective tells."""
+
+    def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
+        known = about(folder) if folder is not None and (folder / "run.json").is_file() else {}
+        super().__init__(Next(model), source, target, folder, bool(known.get("documents", True)), note)  # type: ignore
+
+    def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """Of one token in a few, by orders that are always the same."""
+        measures.check(metrics, FORCED)
+        rows = list(lines)
+        mark = [self.target.end] if self.marked else []
+        coded = self.target.encode([text for (text,) in rows])
+        text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
+        table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}
+        context = Settings.read(self.model.recipe.get("train", {})).context
+        orders = in_orders(text, context, Orderly(**fit(Orderly, table, {}, "objective")))
+        nll, count = measured(self.model.inner, once(orders))  # type: ignore[arg-type,union-attr]
+        values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
+        told = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
+        return told | {"counts": {"examples": len(rows), "tokens": count}}
+
+
+def in_orders(text: np.ndarray, context: int, orderly: Orderly) -> Orders:
+    """A text to be evaluated on."""
+    if len(text) < 3:
+        raise UserError(f"a text of {len(text)} tokens is too short to tell how good a model is")
+    context = min(context, len(text) - 1)
+    rows = max(1, min(BUDGET // context, len(text) // (4 * context)))
+    return Orders(Streams(text, context, rows, 0), orderly.every, 0)

@@ -1,0 +1,162 @@
+"""A trained model that reads texts whole and answers each by itself: what those that label, tag and fill share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from regard.core import Model, UserError
+from regard.data.batches import Batches, pad_rows
+from regard.data.tokenizer import Tokenizer
+from regard.decode import Way
+from regard.run import AHEAD, LONGEST, Prediction
+from regard.train.learner import Objective
+
+BUDGET = 512  # positions that are worked on side by side by a processor: no more than stay near it
+DEVICE_BUDGET = 8192  # by anything else
+
+
+class Reader:
+    """source: the texts' tokenizer; target: that of the answers.
+
+    pairs:   its data are texts with their answers.
+    reads:   what a record of such data is, for open_corpus.
+    takes:   what it is given to answer: texts, which are lines of files; else (images, sounds) `read(files)` makes of
+             every file one input.
+    options: of `regard predict` that mean something to it. Those that decode.Way does not have become attributes of
+             the same name before it is asked.
+    metrics: what tells how good it is.
+    """
+
+    pairs = True
+    reads: str = "pairs"
+    takes: str = "texts"
+    options: Sequence[str] = ("best", "cut")
+    metrics: Sequence[str] = ("loss",)
+
+    def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
+        self.model, self.source, self.target, self.folder, self.note = model.eval(), source, target, folder, note
+        self.device = next(model.parameters()).device
+        self.way = Way.read(getattr(model, "recipe", {}).get("decode", {}))
+
+    def objective(self) -> Objective:
+        """What its loss is."""
+        raise NotImplementedError
+
+    def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
+        """Examples in tokens, as `batches` wants them."""
+        raise NotImplementedError
+
+    def batches(self, data: Sequence, budget: int) -> Batches:
+        """Examples in tokens, as its objective wants them."""
+        raise NotImplementedError
+
+    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Prediction]]:
+        """The answers to some texts of about equal length, best first."""
+        raise NotImplementedError
+
+    def beside(self, text: str, answers: list[Prediction]) -> list[Prediction]:
+        """The answers once more, now that it is known what they are answers to."""
+        return answers
+
+    @property
+    def budget(self) -> int:
+        """Positions that are worked on side by side."""
+        return BUDGET if self.device.type == "cpu" else DEVICE_BUDGET
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a text that the positions reach."""
+        return self.model.limit
+
+    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+        """(texts, width) a vector for each: see regard.use.embed."""
+        from .embed import Embedder
+
+        return Embedder.of(self).embed(texts, pool, unit)
+
+    def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
+        """For every text its answers, best first, in the order of the texts."""
+        return list(self.answers(texts, way, align, ahead=sys.maxsize))
+
+    def answers(
+        self,
+        texts: Iterable[str],
+        way: Way | None = None,
+        align: bool = False,
+        ahead: int = AHEAD,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Prediction]]:
+        """The same one by one, reading so many texts ahead."""
+        way = way or self.way
+        if isinstance(texts, str):
+            raise UserError("texts come in a list: for a single one, say [text]")
+        if align:
+            raise UserError("only a decoder looks at a source, so here is no alignment with it")
+        source, begun = iter(texts), 0
+        while some := list(islice(source, ahead)):
+            rows, cut = self.code(some, way, begun)
+            found: list[list[Prediction]] = [[]] * len(some)
+            for numbers in together([len(row) for row in rows], self.budget):
+                for number, answers in zip(numbers, self.respond([rows[i] for i in numbers], way), strict=True):
+                    whole = self.beside(some[number], answers)
+                    found[number] = [one._replace(cut=cut[number]) for one in whole]
+                tick(len(numbers))
+            yield from found
+            begun += len(some)
+
+    def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
+        yield self.predict([text], way)[0][0].text
+
+    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+        """Texts as tokens with their marks, none longer than the model takes, and which of them were cut for it."""
+        limit = min(way.longest or LONGEST, self.limit or LONGEST)
+        rows = self.source.frame(texts)
+        return [shortened(ids, limit) for ids in rows], too_long([len(ids) for ids in rows], limit, way, begun)
+
+    def padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
+        """(batch, time), and which of it is real; None: all."""
+        tokens, valid = pad_rows(rows, self.source.pad)  # type: ignore[arg-type]
+        return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
+
+
+def too_long(lengths: Sequence[int], limit: int, way: Way, begun: int) -> list[bool]:
+    """Which texts are; refused, unless they may be cut. begun: how many lines came before these."""
+    cut = [length > limit for length in lengths]
+    if any(cut) and not way.cut:
+        number = cut.index(True)
+        raise UserError(
+            f"line {begun + number + 1} has {lengths[number]:,} tokens, and at most {limit:,} can be taken: shorten "
+            "it, or let it be cut (decode.cut)"
+        )
+    return cut
+
+
+def shortened(ids: list[int], limit: int) -> list[int]:
+    """At most so many tokens, the last one, which is a mark, among them."""
+    return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
+
+
+def together(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Which texts are worked on side by side: of about equal length."""
+    some: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if some and (len(some) + 1) * lengths[number] > budget:
+            yield some
+            some = []
+        some.append(number)
+    if some:
+        yield some
+
+
+def ranked(scores: Tensor, best: int) -> Iterator[list[tuple[int, float]]]:
+    """scores (batch, classes) -> of each row the `best` likeliest classes and their log p."""
+    logs = scores.float().log_softmax(-1)
+    values, classes = logs.topk(min(best, logs.shape[-1]))
+    for some_classes, some_values in zip(classes.tolist(), values.tolist(), strict=True):
+        yield list(zip(some_classes, some_values, strict=True))

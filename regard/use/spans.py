@@ -1,0 +1,98 @@
+"""A trained model that says what was cut out of a text, and answers other texts as it was taught to.
+
+regard.load("runs/x").predict(["thank you <extra_id_0> me to your party <extra_id_1> week"])[0][0].text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard import metrics as measures
+from regard.core import Model, UserError
+from regard.data.masks import reading_masks
+from regard.data.tokenizer import Tokenizer
+from regard.decode import Way
+from regard.run import Coded, Run, about
+from regard.train.dev import FORCED, Dev
+from regard.train.objectives.next_token import NextToken
+from regard.train.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of
+from regard.train.settings import Settings
+
+from .reader import BUDGET
+
+
+class SpanFiller(Run):
+    """A text with sentinels is given back filled in; to any other the answer is what the decoder says. Where it has
+    learned from texts here, it is measured on texts; a model from elsewhere, on pairs."""
+
+    def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
+        super().__init__(model, source, target, folder, True, note)
+        self.reads = "pairs"
+        if folder is not None and "job" in about(folder):
+            self.reads, self.evaluate = "text", self.measured
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(FORCED) if self.reads == "text" else super().metrics
+
+    @cached_property
+    def sentinels(self) -> set[int]:
+        return set(sentinels_of(self.source).tolist())
+
+    def code(self, texts: list[str], way: Way, begun: int = 0) -> list[Coded]:
+        if not any(_holed(text) for text in texts):
+            return super().code(texts, way, begun)
+        with reading_masks(self.source):
+            return super().code(texts, way, begun)
+
+    def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
+        if _holed(text):
+            yield self.predict([text], way)[0][0].text  # it is filled in from the middle
+        else:
+            yield from super().stream(text, way)
+
+    @torch.no_grad()
+    def measured(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it: what is cut out of a text is the same every time."""
+        measures.check(metrics, FORCED)
+        begun, rows = time.perf_counter(), list(lines)
+        table = self.model.recipe  # type: ignore[union-attr]
+        noise = Noise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
+        context = Settings.read(table.get("train", {})).context
+        marks = [self.source.end] if getattr(lines, "documents", True) or not self.source.keeps_lines() else []
+        coded = self.source.encode([text for (text,) in rows])
+        text = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
+        if len(text) < 2:
+            raise UserError("there is nothing to evaluate: the data has not two tokens")
+        make = partial(in_order, text, context, max(BUDGET // context, 1), Corrupter(noise, self.source, context))
+        found = Dev(NextToken(), make, lambda model, folder, documents: self)(self.model)
+        told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
+        return told | {"seconds": {"loss": time.perf_counter() - begun}}
+
+    def _text(self, one: Coded, ids: list[int]) -> str:
+        if not self.sentinels.intersection(one.ids):
+            return super()._text(one, [number for number in ids if number not in self.sentinels])
+        said: dict[int, list[int]] = {}
+        span: list[int] = []
+        for number in ids:
+            if number in self.sentinels:
+                span = said.setdefault(number, [])
+            else:
+                span.append(number)
+        return self.source.decode(number for read in one.ids for number in said.get(read, self._kept(read)))
+
+    def _kept(self, number: int) -> list[int]:
+        """A token of the text stays; of a stretch that nothing was said about, nothing does."""
+        return [] if number in self.sentinels else [number]
+
+
+def _holed(text: str) -> bool:
+    return NAME.partition("{")[0] in text

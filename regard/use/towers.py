@@ -1,0 +1,156 @@
+"""A trained model that tells which text a picture belongs to, and which picture a text.
+
+run = regard.load("runs/clip")
+run.match(["a.png", "b.png"], ["a photo of a cat", "a photo of a dog"])       # (pictures, texts), each row sums to 1
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Towers, UserError
+from regard.data.batches import Batch, pad_rows
+from regard.data.images import Lens
+from regard.data.pictures import Shown
+from regard.data.tokenizer import Tokenizer
+from regard.decode import Way
+from regard.run import Prediction
+from regard.train.objectives.contrastive import both_ways, scores_of
+
+from .images import TOGETHER, a_few, lens_of, part_of
+from .reader import ranked, shortened
+
+AMONG = 64  # pairs that are told apart when it is measured
+
+
+class Pairer:
+    """As a Run is of texts.
+
+    text: what a picture may show, for `answers`.
+    lens: how pictures become numbers; None: as the folder says.
+    """
+
+    pairs = False
+    takes, options = "images", ("best", "text")
+    metrics = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        model: Towers,
+        source: Tokenizer,
+        target: Tokenizer,
+        folder: Path | None = None,
+        note: str = "",
+        lens: Lens | None = None,
+    ):
+        self.model, self.source, self.folder, self.note = model.eval(), source, folder, note
+        self.device = next(model.parameters()).device
+        self.lens = lens_of(folder, model.image, clip=True) if lens is None else lens
+        self.text: list[str] = []
+
+    @property
+    def way(self) -> Way:
+        """All texts, the likeliest first."""
+        count = max(len(self.text), 1)
+        return Way(beam=count, best=count)
+
+    def read(self, files: Iterable[str | Path]) -> list[Path]:
+        """Each file is a picture; they are opened a few at a time."""
+        return [Path(file) for file in files]
+
+    def predict(
+        self, files: Iterable[str | Path], way: Way | None = None, text: Sequence[str] | None = None
+    ) -> list[list[Prediction]]:
+        """For every picture the texts, the likeliest first."""
+        self.text = self.text if text is None else list(text)
+        return list(self.answers(files, way))
+
+    def answers(
+        self,
+        files: Iterable[str | Path],
+        way: Way | None = None,
+        align: bool = False,
+        ahead: int = TOGETHER,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Prediction]]:
+        """The same one by one."""
+        way = way or self.way
+        if not self.text:
+            raise UserError("which texts? Say --text for everything that a picture may show")
+        texts = self.embed(self.text)
+        for some in a_few(files):
+            for found in ranked(self.model.compare(self._see(some), texts), way.best):
+                named = [(self.text[number], log) for number, log in found]
+                yield [Prediction(text, log, log, [text], True) for text, log in named]
+            tick(len(some))
+
+    @torch.no_grad()
+    def match(self, files: Iterable[str | Path], texts: Sequence[str]) -> Tensor:
+        """(pictures, texts) how likely each text is for a picture, among these texts."""
+        return self.model.compare(self.vectors(files), self.embed(texts)).softmax(-1).cpu()
+
+    def vectors(self, files: Iterable[str | Path]) -> Tensor:
+        """(pictures, dim) of length one."""
+        made = [self._see(some) for some in a_few(files)]
+        if not made:
+            raise UserError("there is no picture to make a vector of")
+        return torch.cat(made)
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """(texts, dim) of length one, to be compared with those of pictures."""
+        if isinstance(texts, str) or not texts:
+            raise UserError("texts come in a list of one at least")
+        tokens, valid = pad_rows(self.code(texts), self.source.pad)  # type: ignore[arg-type]
+        return self.model.read(tokens.to(self.device), valid.to(self.device))
+
+    def code(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts as tokens with their marks, none longer than the model takes."""
+        rows = self.source.frame(texts)
+        return rows if self.model.limit is None else [shortened(ids, self.model.limit) for ids in rows]
+
+    @torch.no_grad()
+    def _see(self, files: list[str | Path]) -> Tensor:
+        return self.model.see(self.lens.look(files).to(self.device))
+
+    def stream(self, file: str | Path, way: Way | None = None) -> Iterator[str]:
+        yield self.predict([file], way)[0][0].text
+
+    def examples(self, asked: dict[str, Any], part: str) -> Shown:
+        """A part of some data, or of what it was trained with."""
+        return part_of(self.model, asked, part, texts=True)
+
+    def evaluate(self, shown: Shown, names: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it: how many pictures in a hundred find their text among 64 and fewer."""
+        measures.check(names, self.metrics)
+        begun = time.perf_counter()
+        found = measured(self.model, self._held(shown), self.device)
+        scores = {name: found[name] for name in names}
+        seconds = {"pictures": time.perf_counter() - begun}
+        return {"scores": scores, "signatures": {}, "counts": {"pictures": len(shown)}, "seconds": seconds}
+
+    def _held(self, shown: Shown) -> Iterator[Batch]:
+        for begin in range(0, len(shown), AMONG):
+            some = range(begin, min(begin + AMONG, len(shown)))
+            images = torch.stack([self.lens.numbers(self.lens.pixels(shown.image(n))) for n in some])
+            tokens, valid = pad_rows(self.code([shown.answers[n] for n in some]), self.source.pad)  # type: ignore
+            yield Batch(tokens, torch.arange(len(some)), valid, images, count=len(some))
+
+
+@torch.no_grad()
+def measured(model: Towers, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
+    """Loss per pair, and how many pictures in a hundred find their own text among those of their batch."""
+    loss, right, count = 0.0, 0, 0
+    for batch in batches:
+        scores = scores_of(model, batch.to(device))
+        loss += float(both_ways(scores))
+        right += int((scores.argmax(1) == torch.arange(len(scores), device=scores.device)).sum())
+        count += len(scores)
+    return {"loss": loss / count, "accuracy": 100 * right / count}
