@@ -79,7 +79,7 @@ def evaluate(
     told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"examples": len(rows)}, "seconds": {}}
     if forced:
         begun = time.perf_counter()
-        nll, count, left_out = loss(run, rows, tick, memory)
+        nll, count, left_out = loss(run, rows, tick, memory, getattr(lines, "documents", True))
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         told["scores"] |= {name: values[name] for name in forced}
         told["counts"] |= {"tokens": count, "left_out": left_out}
@@ -99,36 +99,40 @@ def evaluate(
 
 
 def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:
-    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources; 0:
-    all."""
+    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
+    all over the lines, which may be sorted; 0: all."""
     targets: dict[str | int, list[str]] = {}
     sources: dict[str | int, str] = {}
     for number, (*texts, target) in enumerate(lines):
         source: Any = texts[0] if len(texts) == 1 else tuple(texts)
         key = source if any_reference else number
-        if key not in targets and most and len(targets) == most:
-            if not any_reference:
-                break
-            continue
         sources[key] = source
         targets.setdefault(key, []).append(target)
-    return list(sources.values()), list(targets.values())
+    count = len(sources)
+    chosen = range(count) if not most or most >= count else [i * count // most for i in range(most)]
+    left, right = list(sources.values()), list(targets.values())
+    return [left[i] for i in chosen], [right[i] for i in chosen]
 
 
 @torch.no_grad()
 def loss(
-    run: Run | Reader, rows: Sequence[Row], tick: Tick = lambda done: None, memory: int | None = None
+    run: Run | Reader,
+    rows: Sequence[Row],
+    tick: Tick = lambda done: None,
+    memory: int | None = None,
+    documents: bool = True,
 ) -> tuple[float, int, int]:
-    """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked."""
+    """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked. documents:
+    the rows are separate texts; see Run.ends."""
     objective: Objective = run.objective() if isinstance(run, Reader) else NextToken()
     nll, count, kept = 0.0, 0, nullcontext()
     if memory is not None and (memory < 0 or isinstance(run, Reader) or run.pairs):
         raise UserError("memory is a number of positions from 0 on, for a language model that reads a running text")
     if not run.pairs and (memory or (memory is None and _part(run) == "segments")):
         objective, kept = Segments(), nullcontext() if memory is None else remembering(run.model, memory)
-        batches, left_out = _windows(run, rows, tick, in_order), 0
+        batches, left_out = _windows(run, rows, tick, documents, in_order), 0
     else:
-        batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick), 0)
+        batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick, documents), 0)
     with kept:
         for batch in batches:
             found = objective(run.model, batch.to(run.device))
@@ -176,14 +180,14 @@ def _ticked(batches: Iterator[Batch], tick: Tick) -> Iterator[Batch]:
         tick(len(batch.tokens))
 
 
-def _windows(run: Run, rows: Sequence[Row], tick: Tick, cut: Callable = windows) -> Iterator[Batch]:
+def _windows(run: Run, rows: Sequence[Row], tick: Tick, documents: bool, cut: Callable = windows) -> Iterator[Batch]:
     """One long text as in training, in windows of the context that the model was trained with."""
-    mark = [run.target.end] if run.marked else []
+    mark = [run.target.end] if run.ends(documents) else []
     coded = run.target.encode([text for (text,) in rows])
     text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
     if not len(text):
         raise UserError("there is nothing to evaluate: the text has no token")
     context = Settings.read(run.model.recipe.get("train", {})).context  # type: ignore[union-attr]
     context = min(context, run.model.limit or context)
-    yield from cut(text, run.opening[-1], context, max(BUDGET // context, 1), run.target.pad)
+    yield from cut(text, run.before, context, max(BUDGET // context, 1), run.target.pad)
     tick(len(rows))

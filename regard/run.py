@@ -25,7 +25,7 @@ from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
-from regard.decode.rules import never
+from regard.decode.rules import as_one, never, together
 from regard.decode.way import knobs
 from regard.train import checkpoint
 
@@ -116,6 +116,11 @@ class Run:
         """Whether a language model's texts end in an end mark: those of a running text only if lines do not show."""
         return self.documents or not self.target.keeps_lines()
 
+    def ends(self, documents: bool) -> bool:
+        """Whether texts to be measured on end in an end mark: as in training. documents: they are separate ones, which
+        counts for a model from elsewhere."""
+        return documents or not self.target.keeps_lines() if self.foreign else self.marked
+
     @cached_property
     def opening(self) -> list[int]:
         """What every answer begins after: the start mark; before a prompt, whatever stood between texts in training."""
@@ -125,6 +130,11 @@ class Run:
             begun = self.target.inner.encode("", add_special_tokens=True).ids
             return [self.target.start] if begun[:1] == [self.target.start] else []
         return [self.target.end] if self.marked else self.target.encode(["\n"])[0]
+
+    @property
+    def before(self) -> int:
+        """The token right before the first of a text: where nothing opens it, the start mark."""
+        return (self.opening or [self.target.start])[-1]
 
     @property
     def metrics(self) -> list[str]:
@@ -204,7 +214,7 @@ class Run:
             elif not way.cut:
                 raise UserError(
                     f"line {number} has {len(ids) - marks:,} tokens, and at most {limit - marks:,} can be taken: "
-                    "shorten it, or let it be cut (decode.cut)"
+                    "shorten it, or let it be cut (--cut, or decode.cut in its recipe)"
                 )
             elif self.pairs:
                 coded.append(Coded([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
@@ -221,17 +231,18 @@ class Run:
                 memory = self.model.encode(tokens, valid)
             prefix, prefix_valid = torch.tensor([self.opening] * len(coded), device=self.device), None
         else:
-            rows = [[*self.opening, *one.ids] or [self.target.start] for one in coded]
+            rows = [[*self.opening, *one.ids] or [self.before] for one in coded]
             prefix, prefix_valid = self._padded(rows, self.target.pad)
             memory = None
         most = torch.tensor([self._most(one, way) for one in coded], device=self.device)
-        rule = never(self.target.never) if self.target.never else None
+        rules = [as_one(self.target.end, self.target.ends)] if self.target.ends else []
+        rule = together([*rules, *([never(self.target.never)] if self.target.never else [])])
         ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
         return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
 
     def _most(self, one: Coded, way: Way) -> int:
         """New tokens, no further than the positions reach; the last one is never read."""
-        before = len(self.opening) + (0 if self.pairs else len(one.ids))
+        before = max(len(self.opening) + (0 if self.pairs else len(one.ids)), 1)
         wanted = way.most or (2 * len(one.ids) + 20 if self.pairs else MOST)
         return wanted if self._reach is None else min(wanted, self._reach - before + 1)
 

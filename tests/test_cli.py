@@ -1,5 +1,6 @@
 """The command line as its users meet it: what it prints, how wide, and how it ends."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -293,3 +294,13 @@ def test_as_a_program(mine):
     assert lost.stderr.startswith("regard: unknown recipe 'nosuch'")
     early = subprocess.run(f"{command} show mine.toml | head -1", shell=True, capture_output=True, text=True)
     assert (early.stdout, early.stderr) == ("Mine\n", "")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    for name in ("stdout", "stderr"):  # typer puts others in their place
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr("regard.cli.catalog.typer.echo", closed)
+    assert main(["systems", "--json"]) == 0

@@ -128,6 +128,7 @@ def test_examples_beyond_the_positions(words):
 def test_gather():
     assert gather(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
     assert gather(ROWS, False, 3)[0] == ["one two", "three", "one"]
+    assert gather([(str(i), "") for i in range(10)], False, 3)[0] == ["0", "3", "6"]  # not the first ones alone
     sources, references = gather(ROWS, True)
     assert sources == ["one two", "three", "one", "two three one"]
     assert references[2] == ["uno", "one"]

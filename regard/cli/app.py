@@ -47,6 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as error:  # typer's own way with such a reader
+        if isinstance(error.__context__, BrokenPipeError):
+            return 0
+        raise
     except Exception as error:
         told = str(error) if isinstance(error, UserError) else _usage(error)
         if told is None:

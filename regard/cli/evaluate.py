@@ -96,7 +96,7 @@ def examples(
             raise UserError("this run tells of no data that it was trained with: name some with --data")
         asked = {name: job[name] for name in asked}
     if hasattr(loaded, "examples"):  # it reads its data in its own way
-        return loaded.examples(asked, part)
+        return loaded.examples(asked | {"own": own}, part)
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
     if own:
         corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))

@@ -122,8 +122,14 @@ def train(
     bar = Bar(Console(stderr=as_json))
     with bar.running():
         if resume is not None:
-            if any(given is not None for given in (recipe, data, out, origin, task, freeze, lora)):
-                raise UserError("--resume goes on with a run as it is: leave out the recipe, --data and --out")
+            known = {
+                "RECIPE": recipe, "--data": data, "--source": source, "--target": target, "--dev": dev, "--test": test,
+                "--columns": columns, "--tokenizer": tokenizer, "--vocab": vocab, "--lowercase": lowercase,
+                "--out": out, "--size": size, "--set": sets, "--metric": metric, "--any-reference": any_reference,
+                "--from": origin, "--task": task, "--freeze": freeze, "--lora": lora, "--seed": seed,
+            }  # fmt: skip
+            if given := [name for name, value in known.items() if value not in (None, []) and value is not False]:
+                raise UserError(f"--resume goes on with a run as it is: leave out {given[0]}")
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
             if recipe is None and origin is None:

@@ -18,18 +18,17 @@ from regard.core import UserError
 from regard.core.errors import in_one_line, short
 from regard.data.tokenizer import Marks, Tokenizer
 
-from . import spm
+from . import spm, unigram
 from .folder import Folder, read_json
 
 Config = dict[str, Any]
 ENDING = "</w>"  # of a piece that ends a word
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"  # in CLIP
-FAR = -1e9  # the score of pieces that the other side's model has
 
 
 def marks_of(folder: Folder, config: Config) -> Marks:
     """Which tokens start, end and pad, which one an answer is made to begin with, and which are never said (Marian's
-    padding); None: nobody says."""
+    padding); None: nobody says. Where several end a text, the others are `ends`."""
     said = config | folder.table("generation_config.json")
     text = said.get("text_config") if isinstance(said.get("text_config"), dict) else {}
 
@@ -46,14 +45,20 @@ def marks_of(folder: Folder, config: Config) -> Marks:
     forced = number("forced_bos_token_id") if both else None
     never = [ids[0] for ids in said.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
     marks = {"start": start, "end": number("eos_token_id"), "pad": number("pad_token_id"), "forced": forced}
-    return marks | ({"never": never} if never else {})
+    several = said.get("eos_token_id")
+    ends = [one for one in several[1:] if isinstance(one, int)] if isinstance(several, list) else []
+    return marks | ({"never": never} if never else {}) | ({"ends": ends} if ends else {})
 
 
 def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
     """One for both sides, or the source's and the target's, or none when nothing there can be read."""
     marks = marks_of(folder, config)
     try:
-        return [Tokenizer(inner, marks) for inner in _inner(folder.path, folder.table("tokenizer_config.json"))]
+        said, more = folder.table("tokenizer_config.json"), folder.table("added_tokens.json")
+        found = _inner(folder.path, said, config.get("model_type"))
+        if not (folder.path / "tokenizer.json").is_file():
+            found = [_with_more(inner, said, more) for inner in found]
+        return [Tokenizer(inner, marks) for inner in found]
     except UserError:
         raise
     except BaseException as error:  # a panic of the library is not even an Exception
@@ -62,12 +67,12 @@ def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
         raise UserError(f"the tokenizer of {short(folder.path)} cannot be read: {in_one_line(error)}") from None
 
 
-def _inner(path: Path, said: Config) -> list[tokenizers.Tokenizer]:
+def _inner(path: Path, said: Config, kind: str | None) -> list[tokenizers.Tokenizer]:
     if (path / "tokenizer.json").is_file():
         return [tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))]
     if (path / "source.spm").is_file() and (path / "target.spm").is_file():
         numbers = read_json(path / "vocab.json")
-        return [_marian(spm.read(path / f"{side}.spm"), numbers) for side in ("source", "target")]
+        return [unigram.of_two(spm.read(path / f"{side}.spm"), numbers) for side in ("source", "target")]
     if (path / "vocab.txt").is_file():
         return [_wordpiece(path / "vocab.txt", said)]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
@@ -75,8 +80,23 @@ def _inner(path: Path, said: Config) -> list[tokenizers.Tokenizer]:
         return [_ended_words(path) if ending else _byte_level(path, said)]
     for name in ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model"):
         if (path / name).is_file():
-            return [_sentencepiece(path / name, said)]
+            return [unigram.one_side(path / name, kind, said)]
     return []
+
+
+def _with_more(inner: tokenizers.Tokenizer, said: Config, more: dict[str, int]) -> tokenizers.Tokenizer:
+    """With the tokens that were added to a vocabulary later, as the files beside it number them."""
+    listed = {number: name for name, number in more.items()}
+    special = set()
+    for number, token in (said.get("added_tokens_decoder") or {}).items():
+        listed[int(number)] = token["content"]
+        special |= {token["content"]} if token.get("special") else set()
+    for number, name in sorted(listed.items()):
+        if inner.token_to_id(name) is None:
+            inner.add_special_tokens([name]) if name in special else inner.add_tokens([name])
+        if inner.token_to_id(name) != number:
+            raise UserError(f"the added token {name} should be number {number}, and becomes {inner.token_to_id(name)}")
+    return inner
 
 
 def _wordpiece(path: Path, said: Config) -> tokenizers.Tokenizer:
@@ -124,50 +144,4 @@ def _ended_words(path: Path) -> tokenizers.Tokenizer:
     inner.add_special_tokens([first, last])
     ends = [(name, inner.token_to_id(name)) for name in (last, first)]
     inner.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False, trim_offsets=False)
-    return inner
-
-
-def _marian(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
-    scores = {piece.text: piece.score for piece in found.pieces if piece.kind == spm.NORMAL}
-    names = sorted(numbers, key=numbers.__getitem__)
-    if [numbers[name] for name in names] != list(range(len(names))) or "<unk>" not in numbers:
-        raise UserError("vocab.json does not number its pieces from 0 on, '<unk>' among them")
-    vocab = [(name, scores.get(name, FAR)) for name in names]
-    inner = _metaspace(models.Unigram(vocab, unk_id=numbers["<unk>"]), found)
-    inner.add_special_tokens([name for name in ("</s>", "<pad>", "<unk>") if name in numbers])
-    if "</s>" in numbers:
-        inner.post_processor = processors.TemplateProcessing(
-            single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", numbers["</s>"])]
-        )
-    return inner
-
-
-def _sentencepiece(path: Path, said: Config) -> tokenizers.Tokenizer:
-    found = spm.read(path)
-    if not found.unigram:
-        raise UserError(
-            f"{short(path)} is a SentencePiece model of byte pairs, which only its own library reads: save the "
-            "tokenizer with transformers first, as tokenizer.json"
-        )
-    vocab = [(piece.text, piece.score) for piece in found.pieces]
-    more = int(said.get("extra_ids", 0) or 0)
-    vocab += [(f"<extra_id_{more - 1 - i}>", 0.0) for i in range(more)]
-    unknown = next((i for i, piece in enumerate(found.pieces) if piece.kind == spm.UNKNOWN), None)
-    inner = _metaspace(models.Unigram(vocab, unk_id=unknown), found)
-    marks = [piece.text for piece in found.pieces if piece.kind in (spm.CONTROL, spm.UNKNOWN)]
-    inner.add_special_tokens([*marks, *(name for name, _ in vocab[len(found.pieces) :])])
-    last = inner.token_to_id("</s>")
-    if last is not None and inner.token_to_id("[CLS]") is None:
-        inner.post_processor = processors.TemplateProcessing(
-            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", last)]
-        )
-    return inner
-
-
-def _metaspace(model: models.Unigram, found: spm.Pieces) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(model)
-    steps = [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
-    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    inner.decoder = decoders.Metaspace(prepend_scheme="always")
     return inner

@@ -40,7 +40,8 @@ class Rows(Protocol):
 
 
 class Conll:
-    """columns: numbers of the word's and the tag's, counted from 0; none: the first and the last."""
+    """columns: numbers of the word's and the tag's, counted from 0; none: the first and the last, of CoNLL-U the word
+    and its part of speech."""
 
     unit, documents = "line", True
 
@@ -50,7 +51,8 @@ class Conll:
         if columns and (len(columns) != 2 or not all(re.fullmatch(r"\d{1,3}", column) for column in columns)):
             raise UserError(f"{self.name}: of a word and its tag the columns are two numbers, such as 0,3, and not "
                             f"'{','.join(columns)}'")  # fmt: skip
-        self.columns = tuple(map(int, columns)) if columns else (0, -1)
+        universal = path.name.removesuffix(".gz").endswith(".conllu")
+        self.columns = tuple(map(int, columns)) if columns else (1, 3) if universal else (0, -1)
 
     def rows(self) -> Iterator[Numbered]:
         begin, words, bad = 0, [], None

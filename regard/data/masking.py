@@ -161,19 +161,18 @@ class Masking:
         inside = lines[lines + 1 < end]
         if len(inside):
             cut = int(inside[np.abs(inside - cut).argmin()]) + 1
-        label, second = NEXT, slice(cut, end)
-        if rng.random() < 0.5:
-            label, second = ELSEWHERE, self._elsewhere(begin, end, end - cut, rng)
+        far = self._elsewhere(begin, end, end - cut, rng) if rng.random() < 0.5 else None
+        second, label = (slice(cut, end), NEXT) if far is None else (far, ELSEWHERE)
         return [self.stream[begin:cut], self.stream[second]], label
 
-    def _elsewhere(self, begin: int, end: int, size: int, rng: np.random.Generator) -> slice:
-        """A stretch of this size at the most, in another document, or far away where there is but one."""
+    def _elsewhere(self, begin: int, end: int, size: int, rng: np.random.Generator) -> slice | None:
+        """A stretch of this size at the most, in another document, or far away where there is but one; None: no such
+        place was found."""
         own = int(np.searchsorted(self.begins, begin, "right")) - 1
-        at = other = 0
         for _ in range(TRIES):
             other = int(rng.integers(len(self.begins)))
             at = int(rng.integers(self.begins[other], max(self.ends[other] - size, self.begins[other]) + 1))
             apart = at + size <= begin or at >= end + size if len(self.begins) == 1 else other != own
             if apart:
-                break
-        return slice(at, min(at + size, int(self.ends[other])))
+                return slice(at, min(at + size, int(self.ends[other])))
+        return None

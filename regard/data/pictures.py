@@ -111,6 +111,12 @@ def open_pictures(
     return made
 
 
+def open_part(data: str | Path, part: str, texts: bool = False) -> Shown | None:
+    """One part of some pictures: train, dev or test; all of them, where they have no parts."""
+    parts = _read(Path(data), texts, [])
+    return next(iter(parts.values())) if len(parts) == 1 else parts.get(part)
+
+
 def _is_number(given: str | Path | float) -> bool:
     try:
         return not Path(str(given)).exists() and float(str(given)) >= 0

@@ -25,6 +25,7 @@ from .mel import RATE
 
 CROSSINGS, ROLLOFF, BETA = 64, 0.95, 9.0  # of the sinc, on either side; what passes; the window's shape
 WHOLE, FLOATING, EXTENDED = 1, 3, 0xFFFE  # kinds of numbers
+SLOWEST, FASTEST = 1000, 1_000_000  # samples a second; what says otherwise is damaged
 OTHERS = {  # how other files begin
     b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"\xff\xf2": "MP3",
     b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF", b"RF64": "RF64", b"RIFX": "RIFX", b"\x1aE\xdf\xa3": "WebM",
@@ -55,6 +56,8 @@ def read_wav(path: str | Path) -> tuple[Tensor, int]:
         raise UserError(f"{name} is a folder, not a sound file") from None
     except OSError as error:
         raise UserError(f"the sound file {name} cannot be read: {error.strerror}") from None
+    if not data:
+        raise UserError(f"{name} is empty")
     form, samples = _chunks(data, path)
     size = form.bits // 8
     samples = samples[: len(samples) // (size * form.channels) * size * form.channels]
@@ -75,7 +78,7 @@ def _chunks(data: bytes, path: Path) -> tuple[Form, bytes]:
         what = f"is {'an' if kind[0] in 'AMOR' else 'a'} {kind} file" if kind else "is not a WAV file"
         raise UserError(
             f"{name} {what}, and only WAV is read: convert it, for example by "
-            f"`ffmpeg -i {path.name} -ar 16000 -ac 1 {path.stem}.wav`"
+            f"`ffmpeg -i {path.name} -ar 16000 -ac 1 {path.stem}{'-16k' if path.suffix == '.wav' else ''}.wav`"
         )
     form, at = None, 12
     while at + 8 <= len(data):
@@ -103,7 +106,7 @@ def _form(body: bytes, name: str) -> Form:
             f"{name} keeps its samples in a way that is not read (kind {kind}, {bits} bits): convert it to plain PCM, "
             f"for example by `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav`"
         )
-    if not channels or not rate:
+    if not channels or not SLOWEST <= rate <= FASTEST:
         raise UserError(f"{name} says that it has {channels} channels and {rate} samples a second")
     return Form(kind, channels, rate, bits)
 

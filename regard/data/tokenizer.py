@@ -34,7 +34,7 @@ ROLES = {
     "end": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
-Marks = dict[str, Any]  # a number, or None, for start, end, pad and forced; a list of them for never
+Marks = dict[str, Any]  # a number, or None, for start, end, pad and forced; a list of them for never and ends
 
 
 class Tokenizer:
@@ -43,6 +43,7 @@ class Tokenizer:
     marks:  of a model that was made elsewhere, the numbers of those tokens, where it has them; no token is added then.
     forced: the token that every answer begins with, after the start; None: there is none.
     never:  tokens that no answer may hold.
+    ends:   other tokens that end an answer, too.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, marks: Marks | None = None):
@@ -52,6 +53,7 @@ class Tokenizer:
         self.inner = inner
         self.forced: int | None = None if marks is None else marks.get("forced")
         self.never: list[int] = [] if marks is None else marks.get("never", [])
+        self.ends: list[int] = [] if marks is None else marks.get("ends", [])
         if marks is None:
             self.pad, self.unk, self.start, self.end = (_role(inner, names) for names in ROLES.values())
         else:

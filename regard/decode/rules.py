@@ -43,6 +43,18 @@ def never(tokens: Sequence[int]) -> Rule:
     return rule
 
 
+def as_one(end: int, others: Sequence[int]) -> Rule:
+    """Any of the others ends an answer as `end` does: it has the score of the likeliest, and they are not said."""
+    silent = never(others)
+
+    def rule(scores: Tensor, said: Tensor) -> Tensor:
+        there = [end, *(token for token in others if token < scores.shape[1])]
+        scores = scores.index_copy(1, scores.new_tensor([end], dtype=torch.long), scores[:, there].amax(1, True))
+        return silent(scores, said)
+
+    return rule
+
+
 def not_first(tokens: Sequence[int]) -> Rule:
     """These are not said at the beginning."""
     later = never(tokens)

@@ -264,6 +264,10 @@ def resume(
     run = Path(folder)
     if not (run / "run.json").exists():
         raise UserError(f"{short(run)} holds no run to go on with: there is no run.json in it")
+    if (run / checkpoint.MODEL).exists() and not checkpoint.found(run / "checkpoints"):
+        raise UserError(
+            f"{short(run)} holds a model without a checkpoint to go on from: begin a new run with --from {short(run)}"
+        )
     with checkpoint.alone(run):
         told = about(run)
         try:

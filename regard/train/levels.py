@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import nn
 
 from regard.core import UserError
+from regard.passes.lora import LoraLinear
 
 LAYER = re.compile(r"(.*?)\blayers\.(\d+)\.")
 
@@ -72,3 +73,6 @@ def freeze(model: nn.Module, most: int | str) -> None:
         held = not name.startswith("head.") if most == "body" else level.height <= (0 if most == "embed" else int(most))
         if held:
             parameter.requires_grad_(False)
+    small = [module.up for module in model.modules() if isinstance(module, LoraLinear)]
+    if small and not any(one.requires_grad for one in small):
+        raise UserError(f"train.freeze is {most}, and none of LoRA's small maps would learn: leave out one of the two")

@@ -61,8 +61,9 @@ def _from_run(job: Job, folder: Path) -> recipes.Recipe:
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}' to begin from")
     told = about(folder)
-    for given, what in ((job.size, "--size"), (job.tokenizer, "--tokenizer"), (job.vocab, "--vocab")):
-        if given is not None:
+    names = ("size", "tokenizer", "vocab", "lowercase")
+    for given, what in ((getattr(job, name), f"--{name}") for name in names):
+        if given not in (None, False):
             raise UserError(f"--from {short(folder)} brings its model and its tokenizer: leave out {what}")
     if told.get("tokenizers") == [] or not any(folder.glob("*tokenizer.json")):
         raise UserError(f"{short(folder)} has no tokenizer, so it cannot learn from texts")

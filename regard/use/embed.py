@@ -54,7 +54,7 @@ class Embedder(Reader):
 
     @classmethod
     def of(cls, run: Any) -> Embedder:
-        """Of anything that reads texts by an encoder."""
+        """Of anything that reads texts by an encoder; a decoder is one if it came without the head that predicts."""
         if isinstance(run, cls):
             return run
         kind = getattr(run.model, "kind", "")
@@ -66,7 +66,7 @@ class Embedder(Reader):
 
     @property
     def limit(self) -> int | None:
-        return self.model.limit if self.model.kind == "encoder" else self.model.source_limit
+        return self.model.source_limit if self.model.kind == "encoder-decoder" else self.model.limit
 
     def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
         """(texts, width), in their order."""
@@ -105,9 +105,9 @@ class Embedder(Reader):
     def _pooled(self, tokens: Tensor, valid: Tensor | None, how: str) -> Tensor:
         """(batch, width)"""
         context = Context.begin(*tokens.shape, tokens.device, valid=valid)
-        if self.model.kind == "encoder":
-            return pool(self.model.hidden(tokens, context), context, how)
-        return pool(self.model.encode(tokens, valid).x, context, how)
+        if self.model.kind == "encoder-decoder":
+            return pool(self.model.encode(tokens, valid).x, context, how)
+        return pool(self.model.hidden(tokens, context), context, how)
 
     def answers(  # type: ignore[override]
         self,

@@ -21,7 +21,7 @@ from regard.core import Context, Model, UserError
 from regard.core.errors import in_one_line, short
 from regard.data.batches import Batch
 from regard.data.images import Lens, from_preprocessor, usual
-from regard.data.pictures import Shown, open_pictures
+from regard.data.pictures import Shown, open_part, open_pictures
 from regard.decode import Way
 from regard.run import Prediction, about
 
@@ -57,11 +57,14 @@ def a_few(files: Iterable[str | Path]) -> Iterator[list[str | Path]]:
 
 
 def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> Shown:
-    """A part of some data. asked: as in a Job; part: train, dev or test."""
-    seed = getattr(model, "recipe", {}).get("train", {}).get("seed", 1)
+    """A part of some data. asked: as in a Job, and whether it is the run's own; part: train, dev or test."""
     if asked.get("data") is None:
         raise UserError("which pictures? Name them with --data")
-    found = getattr(open_pictures(asked["data"], asked.get("dev"), asked.get("test"), seed, texts), part)
+    if asked.get("own", True):
+        seed = getattr(model, "recipe", {}).get("train", {}).get("seed", 1)
+        found = getattr(open_pictures(asked["data"], asked.get("dev"), asked.get("test"), seed, texts), part)
+    else:
+        found = open_part(asked["data"], part, texts)
     if found is None:
         raise UserError(f"there is no {part} part among these pictures")
     return found

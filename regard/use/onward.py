@@ -72,13 +72,14 @@ class Onward(Run):
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         known = about(folder) if folder is not None and (folder / "run.json").is_file() else {}
-        super().__init__(Next(model), source, target, folder, bool(known.get("documents", True)), note)  # type: ignore
+        documents, foreign = bool(known.get("documents", True)), "origin" in known
+        super().__init__(Next(model), source, target, folder, documents, note, foreign)  # type: ignore
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """Of one token in a few, by orders that are always the same."""
         measures.check(metrics, FORCED)
         rows = list(lines)
-        mark = [self.target.end] if self.marked else []
+        mark = [self.target.end] if self.ends(getattr(lines, "documents", True)) else []
         coded = self.target.encode([text for (text,) in rows])
         text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
         table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}

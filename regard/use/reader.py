@@ -132,7 +132,7 @@ def too_long(lengths: Sequence[int], limit: int, way: Way, begun: int) -> list[b
         number = cut.index(True)
         raise UserError(
             f"line {begun + number + 1} has {lengths[number]:,} tokens, and at most {limit:,} can be taken: shorten "
-            "it, or let it be cut (decode.cut)"
+            "it, or let it be cut (--cut, or decode.cut in its recipe)"
         )
     return cut
 

@@ -14,6 +14,7 @@ import torch
 from regard.data.batches import FIRST_LABEL, Batches
 from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
 from regard.decode import Way
+from regard.metrics import spans
 from regard.run import LONGEST, Prediction
 from regard.train.learner import Objective
 from regard.train.objectives.nodes import Nodes
@@ -36,7 +37,12 @@ class Tagger(Reader):
 
     reads = "tags"
     options = ("cut",)
-    metrics = ("loss", "tag_accuracy", "span_f1")
+
+    @property
+    def metrics(self) -> Sequence[str]:  # type: ignore[override]
+        """Spans, where there is a tag that begins or holds one, such as B-PER."""
+        names = self.target.inner.get_vocab()
+        return ("loss", "tag_accuracy", *(["span_f1"] if any(spans([name]) for name in names) else []))
 
     @cached_property
     def coder(self) -> TagCoder:

@@ -181,6 +181,8 @@ class Transcriber(Reader):
         if align:
             raise UserError("a recording has no tokens that words could be aligned with: say timestamps")
         self.speech.check(self.task)
+        if self.timestamps and self.speech.zero is None:
+            raise UserError("this model tells no times: leave out --timestamps")
         language = None if self.language is None else self.speech.language(self.language)
         way, source = way or self.way, iter(texts)
         while some := list(islice(source, max(1, min(ahead, TOGETHER)))):

@@ -266,6 +266,8 @@ def test_lora_goes_on_and_is_merged(job, folder, tmp_path):
     one, two = regard.load(tmp_path / "two"), regard.load(tmp_path / "plain")
     scores = [[best[0].score for best in run.predict(texts)] for run in (one, two)]
     torch.testing.assert_close(*map(torch.tensor, scores), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="begin a new run with --from"):  # there is no checkpoint of it
+        resume(tmp_path / "plain", {"steps": 9}, quiet)
     again.run, again.origin = str(tmp_path / "four"), str(tmp_path / "plain")
     assert start(again, quiet).train()
 
@@ -327,6 +329,7 @@ REFUSED = [
     ({"size": "tiny"}, "leave out --size"),
     ({"tokenizer": "bpe"}, "leave out --tokenizer"),
     ({"vocab": 300}, "leave out --vocab"),
+    ({"lowercase": True}, "leave out --lowercase"),
     ({"origin": "decoder", "task": "tag"}, "needs an encoder"),
     ({"recipe": "transformer-decoder"}, "holds another model than 'transformer-decoder'"),
     ({"recipe": "transformer"}, "holds another model than 'transformer'"),
@@ -334,6 +337,8 @@ REFUSED = [
     ({"overrides": ["model.depth=4"]}, "has no 'stack.layers.3"),
     ({"overrides": ["model.depth=2"]}, "has 'stack.layers.2.*, which this model has not"),
     ({"overrides": ["train.freeze=7"]}, "this model has 3 layers"),
+    ({"overrides": ["train.freeze=body"], "lora": 2}, "none of LoRA's small maps would learn"),
+    ({"overrides": ["train.freeze=3"], "lora": 2}, "none of LoRA's small maps would learn"),
     ({"overrides": ["train.freeze=heads"]}, "train.freeze 'heads' is unknown"),
     ({"overrides": ["train.layer_decay=0"]}, "layer_decay must be above 0"),
 ]

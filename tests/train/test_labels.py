@@ -76,13 +76,19 @@ def test_all_labels_with_their_probability(table, tmp_path):
     assert sum(torch.tensor([one.logprob for one in found]).exp()) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_label_that_was_never_learned(table, tmp_path):
-    dev = tmp_path / "dev.tsv"
-    dev.write_text("text\tlabel\nabc\tvowels\n")
+def test_a_label_that_cannot_be_learned(table, tmp_path, capsys):
+    """Of dev and test, such as a rare one: it is told, and to answer otherwise is wrong."""
+    for part, label in (("dev", "vowels"), ("test", "rare")):
+        (tmp_path / f"{part}.tsv").write_text(f"text\tlabel\nabc\t{label}\nbca\tconsonant\n")
     asked = job(table, tmp_path / "run")
-    asked.dev, asked.test = str(dev), None
-    with pytest.raises(UserError, match="the label 'vowels' stands nowhere in the training data"):
-        start(asked, print)
+    asked.dev, asked.test = str(tmp_path / "dev.tsv"), str(tmp_path / "test.tsv")
+    asked.overrides = [*SMALL, "train.steps=2"]
+    prepared = start(asked, print)
+    assert "the label 'vowels' cannot be learned" in capsys.readouterr().out
+    assert prepared.model.head.classes == 4
+    run = prepared.train()
+    assert prepared.trainer.metrics["accuracy"] <= 50
+    assert evaluate(run, prepared.corpus.test, ["loss", "accuracy"])["scores"]["accuracy"] <= 50
 
 
 def test_one_label_is_none(tmp_path):

@@ -277,6 +277,13 @@ def test_half_of_the_second_texts_come_next(words):
     assert np.mean(known) == pytest.approx(0.5, abs=0.12)
 
 
+def test_what_comes_next_is_never_called_something_else(words):
+    """A text that has no room for a stretch from elsewhere, nor another document to take it from."""
+    batches = masking(words, [" ".join(NAMES)], context=30, next_sentence=True)
+    for epoch in range(20):
+        assert batches.make(batches.epoch(epoch)[0]).second.tolist() == [NEXT]
+
+
 def test_pairs_keep_to_their_document(words):
     texts = [" ".join([NAMES[i % 8]] * (3 + i % 9)) for i in range(160)]
     batches = masking(words, texts, context=13, budget=130, next_sentence=True, documents=True)

@@ -354,3 +354,10 @@ def test_poor_and_silent():
 
 def test_clock():
     assert [clock(s) for s in (0, 75.5, 59.999, 3600)] == ["00:00.00", "01:15.50", "01:00.00", "1:00:00.00"]
+
+
+def test_times_of_a_model_that_tells_none(tmp_path):
+    ours, _ = pair(tmp_path)
+    ours.speech, ours.timestamps = Speech(START, END), True
+    with pytest.raises(UserError, match="this model tells no times: leave out --timestamps"):
+        ours.predict([sound(9)])

@@ -52,11 +52,11 @@ class Labels(Task):
                 self.check(lines, target, "among those of the run that this one begins from")
 
     def answers(self, corpus: Corpus) -> Tokenizer:
-        """The labels of the data, numbered."""
-        made = Tokenizer.of_labels(self.labels(corpus.train))
-        if corpus.dev is not None:
-            self.check(corpus.dev, made, "in the training data")
-        return made
+        """The labels of the data, numbered: those of dev and test, too, which can be asked for but not be learned where
+        the training data has none of them."""
+        learned = set(self.labels(corpus.train))
+        asked = (self.labels(lines) for lines in (corpus.dev, corpus.test) if lines is not None)
+        return Tokenizer.of_labels(learned.union(*asked) if len(learned) > 1 else learned)
 
     def labels(self, lines: Lines) -> Iterable[str]:
         """All that stand there."""
@@ -81,6 +81,11 @@ class Labels(Task):
         return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        if corpus.dev is not None and self.target is not self.source:
+            unknown = sorted(set(self.labels(corpus.dev)) - set(self.labels(corpus.train)))
+            if unknown:
+                of = f"the label '{unknown[0]}'" + (f" and {len(unknown) - 1} more" if unknown[1:] else "")
+                say(f"warning: {corpus.dev.name}: {of} cannot be learned, for the training data has none of that")
         return self.sized(self.prepare(model, corpus.train, "train.arrow", say, tick), self.settings.batch)
 
     def dev(self, model: Model, lines: Lines) -> Dev:

@@ -1,0 +1,133 @@
+"""Tokenizers of SentencePiece's unigram pieces, numbered and framed as each family does it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from regard.core import UserError
+from regard.core.errors import short
+
+from . import spm
+
+ELSEWHERE = "\0"  # stands before pieces that only the other side's model has: no text holds it
+LANGUAGE = re.compile(r">>.+<<")  # what a source of many languages begins with, in Marian
+UNKNOWN = "\1"  # nor this
+FAR = -1e9  # the score of pieces of characters that only the other side's model has
+EXTRA = 100  # sentinels of T5, where nothing is said
+
+
+class Layout(NamedTuple):
+    """single, pair: templates of the marks. first: what stands before the pieces, instead of so many (`dropped`) of the
+    file. last: what stands behind them. small: whether letters become small, and lose their accents, unless said."""
+
+    single: str
+    pair: str
+    first: tuple[str, ...] = ()
+    dropped: int = 0
+    last: tuple[str, ...] = ()
+    small: tuple[bool, bool] = (False, False)
+
+
+LAYOUTS = {  # by model_type
+    "t5": Layout("$A </s>", "$A </s> $B </s>"),
+    "albert": Layout("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", small=(True, True)),
+    "xlnet": Layout("$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2", small=(False, True)),
+    "xlm-roberta": Layout(
+        "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<s>", "<pad>", "</s>", "<unk>"), 3, ("<mask>",)
+    ),
+    "camembert": Layout(
+        "<s> $A </s>", "<s> $A </s> </s> $B </s>",
+        ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1, ("<mask>",),
+    ),
+}  # fmt: skip
+
+
+def one_side(path: Path, kind: str | None, said: dict[str, Any]) -> tokenizers.Tokenizer:
+    """kind: the model_type of config.json. said: what tokenizer_config.json says."""
+    found = spm.read(path)
+    what = "of byte pairs" if not found.unigram else f"of a {kind}" if kind not in LAYOUTS else None
+    if what is not None:
+        raise UserError(
+            f"{short(path)} is a SentencePiece model {what}, which regard does not read: save the tokenizer with "
+            "transformers first, as tokenizer.json"
+        )
+    layout = LAYOUTS[str(kind)]
+    more = int(said.get("extra_ids", EXTRA) or 0) if kind == "t5" else 0
+    last = (*layout.last, *(f"<extra_id_{more - 1 - i}>" for i in range(more)))
+    kept = found.pieces[layout.dropped :]
+    vocab = [(name, 0.0) for name in layout.first]
+    vocab += [(piece.text, piece.score) for piece in kept] + [(name, 0.0) for name in last]
+    unknown = next((i for i, (name, _) in enumerate(vocab) if name == "<unk>"), None)
+    inner = _metaspace(models.Unigram(vocab, unk_id=unknown), found, _steps(layout, said))
+    marks = [piece.text for piece in kept if piece.kind in (spm.CONTROL, spm.UNKNOWN)]
+    inner.add_special_tokens([*layout.first, *marks, *last])
+    inner.add_special_tokens(
+        [AddedToken(name, lstrip=True) for name in ("<mask>", "[MASK]") if inner.token_to_id(name)]
+    )
+    names = sorted(set(re.findall(r"[<\[][^ :]+", layout.pair)))
+    if absent := [name for name in names if inner.token_to_id(name) is None]:
+        raise UserError(f"{short(path)} has no piece {absent[0]}, which the tokenizer of a {kind} has")
+    inner.post_processor = processors.TemplateProcessing(
+        single=layout.single, pair=layout.pair, special_tokens=[(name, inner.token_to_id(name)) for name in names]
+    )
+    return inner
+
+
+def of_two(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
+    """Marian's: each side has pieces of its own, and both the same numbers."""
+    scores = {piece.text: piece.score for piece in found.pieces if piece.kind in (spm.NORMAL, spm.USER)}
+    names = sorted(numbers, key=numbers.__getitem__)
+    if [numbers[name] for name in names] != list(range(len(names))) or "<unk>" not in numbers:
+        raise UserError("vocab.json does not number its pieces from 0 on, '<unk>' among them")
+    marks = [name for name in ("</s>", "<pad>", "<unk>") if name in numbers]
+    languages = [name for name in names if LANGUAGE.fullmatch(name)]
+    letters = set("".join(scores))
+    vocab = [
+        (name, scores.get(name, FAR)) if name in (*marks, *languages) or name in scores or letters.isdisjoint(name)
+        else (ELSEWHERE + name, FAR)
+        for name in names
+    ]  # fmt: skip
+    inner = _metaspace(models.Unigram(vocab, unk_id=numbers["<unk>"]), found, after=[_together(letters)])
+    inner.add_special_tokens(marks)
+    inner.add_tokens([AddedToken(name, normalized=False) for name in languages])
+    if "</s>" in numbers:
+        inner.post_processor = processors.TemplateProcessing(
+            single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", numbers["</s>"])]
+        )
+    return inner
+
+
+def _steps(layout: Layout, said: dict[str, Any]) -> list[Any]:
+    """Of a layout that changes letters before its pieces see them; those make one mark of two quotes, too."""
+    if not any(layout.small):
+        return []
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not said.get("keep_accents", not layout.small[1]):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    return steps + ([normalizers.Lowercase()] if said.get("do_lower_case", layout.small[0]) else [])
+
+
+def _together(letters: set[str]) -> normalizers.Replace:
+    """Several characters side by side that a side does not have are unknown as one, even if the other side has them."""
+    known = "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in sorted({*letters, " "}))
+    return normalizers.Replace(tokenizers.Regex(f"[^{known}]{{2,}}"), UNKNOWN)
+
+
+def _metaspace(
+    model: models.Unigram, found: spm.Pieces, before: Sequence[Any] = (), after: Sequence[Any] = ()
+) -> tokenizers.Tokenizer:
+    """before, after: steps of normalising around the model's own."""
+    inner = tokenizers.Tokenizer(model)
+    own = [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
+    spaces = [normalizers.Replace(tokenizers.Regex(" {2,}"), " "), normalizers.Strip()]
+    inner.normalizer = normalizers.Sequence([*before, *own, *after, *spaces])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    back = [decoders.Replace(ELSEWHERE, ""), decoders.Metaspace(prepend_scheme="always")]
+    inner.decoder = decoders.Sequence(back)
+    return inner
