@@ -225,7 +225,7 @@ def test_a_clip_tokenizer_in_its_old_form(tmp_path):
     theirs = CLIPTokenizer(vocab=vocab, merges=merges)
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
-    (inner,) = _inner(tmp_path, {})
+    (inner,) = _inner(tmp_path, {}, "clip")
     for text in ("a cat", "The  CAT's\tdog!!", "12 dogs, cats", "", "caf\u00e9 cafe\u0301 \u6f22 \U0001f600", "ca do"):
         assert inner.encode(text).ids == theirs(text).input_ids, text
     assert inner.encode("cat dog").ids == [
