@@ -26,7 +26,7 @@ from regard.run import about, tokenizers
 from regard.train.session import session
 
 from .family import Config, Family, every_family, family_of
-from .folder import WHOLE, Folder, Known
+from .folder import WHOLE, Folder, Known, Tensors
 from .rules import Rule
 from .stream import size_of, write, write_shards
 from .tokens import marks_of, tokenizers_of
@@ -112,6 +112,7 @@ def come_in(source: Path, target: Path, pickle: bool, tick: Tick) -> Converted:
         hashes = [one.hash() for one in (tokenizers * 2)[:2]]
         told |= {"tokenizers": hashes or (None if family.reads == "text" else []), "marks": marks_of(folder, config)}
         told |= {"labels": labels} if labels else {}
+        told |= {"target_marks": None} if labels and tokenizers else {}  # labels have marks of their own
         told |= {"parameters": model.parameters, "sessions": [session()]}
         (part / "run.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     note = "" if tokenizers or family.reads != "text" else NO_TOKENIZER.format(short(source))
@@ -313,14 +314,9 @@ def _keep_files(source: Path, target: Path) -> None:
         shutil.copy(path, target / path.relative_to(source))
 
 
-def _weights(run: Path, name: str = WHOLE) -> Folder:
-    """The run's own tensors, read as those of a folder are."""
-    folder = Folder.__new__(Folder)
-    folder.path, folder.config, folder._loaded, folder._files, folder._where = run, {}, {}, {}, {}
-    if (run / name).is_file():
-        folder._open(run / name)
-    folder.known = {name: folder._known(name) for name in folder._where}
-    return folder
+def _weights(run: Path, name: str = WHOLE) -> Tensors:
+    """The run's own; none where there is no such file."""
+    return Tensors(*[path for path in [run / name] if path.is_file()])
 
 
 def _labels(config: Config) -> list[str]:

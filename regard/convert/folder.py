@@ -24,26 +24,19 @@ class Known(NamedTuple):
     dtype: torch.dtype
 
 
-class Folder:
-    """pickle: files of torch.save may be read, with weights_only=True, so that no code in them runs."""
+class Tensors:
+    """Those of some safetensors files, by name, each read when it is asked for.
 
-    def __init__(self, path: str | Path, pickle: bool = False):
-        self.path = Path(path)
-        if not self.path.is_dir():
-            raise UserError(f"there is no folder '{short(self.path)}'")
-        self.config = read_json(self.path / "config.json")
+    known: what there is.
+    """
+
+    def __init__(self, *files: Path):
+        self.known: dict[str, Known] = {}
         self._loaded: dict[str, Tensor] = {}
         self._files: dict[str, Any] = {}
         self._where: dict[str, Path] = {}
-        if (self.path / WHOLE).is_file():
-            self._open(self.path / WHOLE)
-        elif (self.path / INDEX).is_file():
-            self._shards(self.path / INDEX)
-        else:
-            self._unpickle(pickle)
-        self.known = {name: self._known(name) for name in self._where} | {
-            name: Known(tuple(t.shape), t.dtype) for name, t in self._loaded.items()
-        }
+        for path in files:
+            self._open(path)
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._loaded:
@@ -54,10 +47,6 @@ class Folder:
         except SafetensorError as error:
             raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
 
-    def table(self, name: str) -> dict[str, Any]:
-        """A JSON file beside the weights; empty when there is none."""
-        return read_json(self.path / name) if (self.path / name).is_file() else {}
-
     def _open(self, path: Path) -> None:
         try:
             file = safe_open(str(path), "pt")
@@ -65,6 +54,32 @@ class Folder:
             raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
         self._files[str(path)] = file
         self._where |= dict.fromkeys(file.keys(), path)
+        self.known |= {name: self._known(name) for name in file.keys()}  # noqa: SIM118
+
+    def _known(self, name: str) -> Known:
+        part = self._files[str(self._where[name])].get_slice(name)
+        return Known(tuple(part.get_shape()), TYPES[part.get_dtype()])
+
+
+class Folder(Tensors):
+    """pickle: files of torch.save may be read, with weights_only=True, so that no code in them runs."""
+
+    def __init__(self, path: str | Path, pickle: bool = False):
+        super().__init__()
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder '{short(self.path)}'")
+        self.config = read_json(self.path / "config.json")
+        if (self.path / WHOLE).is_file():
+            self._open(self.path / WHOLE)
+        elif (self.path / INDEX).is_file():
+            self._shards(self.path / INDEX)
+        else:
+            self._unpickle(pickle)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A JSON file beside the weights; empty when there is none."""
+        return read_json(self.path / name) if (self.path / name).is_file() else {}
 
     def _shards(self, index: Path) -> None:
         places = read_json(index).get("weight_map")
@@ -100,10 +115,7 @@ class Folder:
             if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
                 raise UserError(f"{short(path)} is no table of tensors by name")
             self._loaded |= tensors
-
-    def _known(self, name: str) -> Known:
-        part = self._files[str(self._where[name])].get_slice(name)
-        return Known(tuple(part.get_shape()), TYPES[part.get_dtype()])
+            self.known |= {name: Known(tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
 TYPES = {

@@ -115,3 +115,19 @@ def test_all_pictures_that_are_named_count(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["counts"] == {"pictures": count}
     assert main(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "parts"), "--part", "dev"]) == 2
     assert "there is no dev part" in capsys.readouterr().err
+
+
+def test_labels_have_marks_of_their_own(tmp_path, words):
+    """The number that pads a text may be that of a label."""
+    kind = transformers.GPT2ForSequenceClassification
+    config = kind.config_class(
+        vocab_size=words.size, n_positions=PLACES, n_embd=12, n_layer=1, n_head=2, num_labels=3, pad_token_id=5,
+        bos_token_id=words.start, eos_token_id=words.end,
+    )  # fmt: skip
+    kind(config).save_pretrained(tmp_path / "theirs")
+    words.save(tmp_path / "theirs" / "tokenizer.json")
+    convert(tmp_path / "theirs", tmp_path / "run")
+    run = regard.load(tmp_path / "run")
+    assert run.source.pad == 5
+    assert [run.target.decode([number]) for number in (4, 5, 6)] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert {one.text for one in run.predict(["once"], Way(beam=3, best=3))[0]} == {"LABEL_0", "LABEL_1", "LABEL_2"}
