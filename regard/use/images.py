@@ -56,6 +56,21 @@ def a_few(files: Iterable[str | Path]) -> Iterator[list[str | Path]]:
         yield some
 
 
+def likeliest(
+    files: Iterable[str | Path],
+    names: Sequence[str],
+    scores: Callable[[list[str | Path]], Tensor],
+    best: int,
+    tick: Callable[[int], None],
+) -> Iterator[list[Prediction]]:
+    """For every picture the `best` likeliest of some names. scores: of a few pictures, (pictures, names)."""
+    for some in a_few(files):
+        for found in ranked(scores(some), best):
+            told = [(names[number], log) for number, log in found]
+            yield [Prediction(name, log, log, [name], True) for name, log in told]
+        tick(len(some))
+
+
 def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> Shown:
     """A part of some data. asked: as in a Job, and whether it is the run's own; part: train, dev or test."""
     if asked.get("data") is None:
@@ -119,11 +134,7 @@ class ImageLabeller:
         way = way or self.way
         if not self.labels:
             raise UserError("this model has no labels: it gives vectors, for which there is run.vectors([...])")
-        for some in a_few(files):
-            for found in ranked(self._ask(some), way.best):
-                names = [(self.labels[label], log) for label, log in found]
-                yield [Prediction(name, log, log, [name], True) for name, log in names]
-            tick(len(some))
+        yield from likeliest(files, self.labels, self._ask, way.best, tick)
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, width) the vector of each from which labels would be told."""

@@ -24,8 +24,8 @@ from regard.decode import Way
 from regard.run import Prediction
 from regard.train.objectives.contrastive import both_ways, scores_of
 
-from .images import TOGETHER, a_few, lens_of, part_of
-from .reader import ranked, shortened
+from .images import TOGETHER, a_few, lens_of, likeliest, part_of
+from .reader import shortened
 
 AMONG = 64  # pairs that are told apart when it is measured
 
@@ -85,11 +85,7 @@ class Pairer:
         if not self.text:
             raise UserError("which texts? Say --text for everything that a picture may show")
         texts = self.embed(self.text)
-        for some in a_few(files):
-            for found in ranked(self.model.compare(self._see(some), texts), way.best):
-                named = [(self.text[number], log) for number, log in found]
-                yield [Prediction(text, log, log, [text], True) for text, log in named]
-            tick(len(some))
+        yield from likeliest(files, self.text, lambda some: self.model.compare(self._see(some), texts), way.best, tick)
 
     @torch.no_grad()
     def match(self, files: Iterable[str | Path], texts: Sequence[str]) -> Tensor:
