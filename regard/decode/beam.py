@@ -15,18 +15,23 @@ from regard.core import UserError, select
 
 from .result import Hypothesis, Request, Stepper, exact
 
+STOPS = ("full", "likely", "sure")
+
 
 @torch.no_grad()
 def beam(
-    model: Stepper, request: Request, size: int = 5, penalty: float = 1.0, best: int = 1, early: bool = True
+    model: Stepper, request: Request, size: int = 5, penalty: float = 1.0, best: int = 1, stop: str = "full"
 ) -> list[list[Hypothesis]]:
     """The `best` answers for every row, best first; fewer where there are not so many. What runs out of room before its
     sentence is done counts as an answer, too.
 
     size:    beginnings kept.
     penalty: exponent of the length; below 1 favours short answers.
-    early:   a sentence is done when `size` answers have ended; False: when nothing can beat the `best` of them.
+    stop:    when a sentence is done: "likely": no beginning is likelier than the `best` answers that have ended; "full":
+             `size` answers have ended; "sure": nothing can beat the `best`.
     """
+    if stop not in STOPS:
+        raise UserError(f"beam search stops when it is {', '.join(STOPS)}, not '{stop}'")
     if not 1 <= best <= size:
         raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
     scores, state = request.begin(model)
@@ -43,7 +48,7 @@ def beam(
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         said = torch.cat((said.gather(1, parents[..., None].expand(-1, -1, length - 1)), tokens[..., None]), -1)
         most = request.most[rows]
-        going = ~answers.settled(rows, totals[:, 0], length, most, early)
+        going = ~answers.settled(rows, totals[:, 0], length, most, stop)
         full = (going & (most <= length))[:, None].expand_as(totals)
         own = torch.arange(size, device=rows.device).expand_as(totals)
         answers.add(rows, full, totals, said, own, length, ended=False)
@@ -59,9 +64,11 @@ def beam(
 
 def grow(totals: Tensor, scores: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
     """totals (live, beams), scores (live, beams, vocab) -> the best `wide` continuations, best first: their totals, the
-    beams that they continue, and their tokens, (live, wide) each. Where there are fewer, hopeless ones fill up."""
-    top, tokens = scores.topk(min(wide, scores.shape[-1]), -1)  # of each beam, then of all: no sum of the whole is made
-    logs = top - scores.logsumexp(-1, keepdim=True) + totals[..., None]
+    beams that they continue, and their tokens, (live, wide) each. Where there are fewer, hopeless ones fill up. The
+    scores are used up: of so many numbers, no second copy is made."""
+    top, tokens = scores.topk(min(wide, scores.shape[-1]), -1)  # of each beam, then of all
+    most = top[..., :1].clamp(min=torch.finfo(top.dtype).min)
+    logs = top - most - scores.sub_(most).exp_().sum(-1, keepdim=True).log() + totals[..., None]
     each = tokens.shape[-1]
     totals, flat = logs.flatten(1).topk(min(wide, logs[0].numel()), -1)
     lack = wide - totals.shape[1]
@@ -76,6 +83,7 @@ class Answers:
         self.best, self.penalty, self.ahead = best, penalty, ahead
         self.found: list[list[Hypothesis]] = [[] for _ in range(batch)]
         self.held = like.new_full((batch, size), -torch.inf)  # the best scores found, best first
+        self.sums = like.new_full((batch, best), -torch.inf)  # the likeliest found, by log p alone
 
     def add(
         self, rows: Tensor, chosen: Tensor, totals: Tensor, said: Tensor, beams: Tensor, length: int, ended: bool
@@ -86,18 +94,21 @@ class Answers:
         sentence, candidate = chosen.nonzero(as_tuple=True)
         if not len(sentence):
             return
-        sums = totals[sentence, candidate]
+        done = totals[sentence, candidate]
         weight = (length + self.ahead) ** self.penalty
-        told = (rows[sentence], sums, sums / weight, said[sentence, beams[sentence, candidate]])
+        told = (rows[sentence], done, done / weight, said[sentence, beams[sentence, candidate]])
         for row, total, score, tokens in zip(*(t.tolist() for t in told), strict=True):
             self.found[row].append(Hypothesis(tokens, score, total, ended))
-        scores = torch.where(chosen, totals / weight, -torch.inf)
-        self.held[rows] = torch.cat((self.held[rows], scores), 1).topk(self.held.shape[1], -1).values
+        sums = totals.masked_fill(~chosen, -torch.inf)
+        for held, new in ((self.held, sums / weight), (self.sums, sums)):
+            held[rows] = torch.cat((held[rows], new), 1).topk(held.shape[1], -1).values
 
-    def settled(self, rows: Tensor, top: Tensor, length: int, most: Tensor, early: bool) -> Tensor:
+    def settled(self, rows: Tensor, top: Tensor, length: int, most: Tensor, stop: str) -> Tensor:
         """(live,) where search is over. `top` is the best unfinished sum, which can only fall."""
+        if stop == "likely":
+            return self.sums[rows, -1] >= top
         held = self.held[rows]
-        if early:
+        if stop == "full":
             return (held[:, -1] > -torch.inf) | (top == -torch.inf)
         kindest = most if self.penalty > 0 else most.clamp(max=length + 1)  # the length that is
         return held[:, self.best - 1] >= top / (kindest + self.ahead).to(top.dtype) ** self.penalty

@@ -8,7 +8,7 @@ from typing import Any
 from regard.core import UserError
 from regard.core.parts import fit
 
-from .beam import beam
+from .beam import STOPS, beam
 from .result import Hypothesis, Request, Stepper
 from .sample import Seeds, sample
 
@@ -22,7 +22,8 @@ class Way:
     beam:        beginnings that beam search keeps; 1 for none.
     penalty:     of the length, in beam search: the exponent by which a sum of log p is divided.
     best:        answers for each input, from beam search.
-    early:       stop a beam search when `beam` answers have ended, instead of when nothing better can come.
+    stop:        when a beam search is over: "likely": no beginning is likelier than the answers that have ended;
+                 "full": `beam` answers have ended; "sure": nothing better can come.
     temperature: above 0: draw at random. top_k, top_p, min_p: from the likely tokens alone.
     repetition:  above 1: discourage tokens that were there before; greedy and sampling.
     seed:        of what is drawn; a text and a seed decide the answer. Without one, every answer is new.
@@ -35,7 +36,7 @@ class Way:
     beam: int = 1
     penalty: float = 1.0
     best: int = 1
-    early: bool = True
+    stop: str = "full"
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -51,6 +52,8 @@ class Way:
         for name, least in (("beam", 1), ("best", 1), ("most", 0), ("longest", 0), ("tokens", 1), ("top_k", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"decode.{name} must be at least {least}, not {getattr(self, name)}")
+        if self.stop not in STOPS:
+            raise UserError(f"decode.stop must be {STOPS[0]}, {STOPS[1]} or {STOPS[2]}, not '{self.stop}'")
         if self.temperature < 0 or self.repetition <= 0 or (self.seed or 0) < 0:
             raise UserError("decode.temperature and decode.seed must not be negative, and decode.repetition above 0")
         if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
@@ -87,7 +90,7 @@ class Way:
 def search(model: Stepper, request: Request, way: Way, seeds: Seeds | None = None) -> list[list[Hypothesis]]:
     """The answers for every row of the request, best first. seeds: one for each row, where the way draws."""
     if way.beam > 1:
-        return beam(model, request, way.beam, way.penalty, way.best, way.early)
+        return beam(model, request, way.beam, way.penalty, way.best, way.stop)
     return [[one] for one in sample(model, request, *knobs(way), seeds)]
 
 

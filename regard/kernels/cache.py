@@ -1,7 +1,66 @@
-"""Writing into a state that has a place for every position."""
+"""States that have a place for every position: keys and values of a sequence that grows, and of a source that does not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+ROUND = 16  # slots: a cache is cut down and grows by so many
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions that may still be looked at."""
+
+    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
+    values: Tensor  # (batch, slots + 1, kv_heads, dim)
+    at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
+
+    @property
+    def room(self) -> int:
+        return self.at.shape[1] - 1
+
+    def select(self, rows: Tensor) -> Cache:
+        """Of some rows; only slots in use are copied."""
+        used = (self.at[:, :-1] >= 0).any(0).nonzero()
+        keep = min(_round(int(used[-1]) + 1 if len(used) else 0), self.room) + 1
+        return Cache(*(tensor[:, :keep].index_select(0, rows) for tensor in self))
+
+    def grow(self, room: int) -> Cache:
+        """With so many slots, and a few more."""
+        more = max(_round(room), self.room + self.room // 2) - self.room
+        if more <= 0:
+            return self
+        keys, values = (torch.cat((t[:, :-1], t.new_zeros(len(t), more + 1, *t.shape[2:])), 1) for t in self[:2])
+        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1))
+
+
+class Source(NamedTuple):
+    """Keys and values of what does not change while a sequence grows: an encoder's output. Rows may share them."""
+
+    keys: Tensor  # (sources, m, kv_heads, key_dim)
+    values: Tensor  # (sources, m, kv_heads, dim)
+    at: Tensor  # (sources, m) the place of each, -1 where it is not real
+    rows: Tensor  # (batch,) the source of each row
+
+    def select(self, rows: Tensor) -> Source:
+        return self._replace(rows=self.rows[rows])
+
+    def settled(self) -> Source:
+        """The same with every source looked at by as many rows, in its order, and none by nobody."""
+        sources, batch = len(self.at), len(self.rows)
+        own = torch.arange(sources, device=self.rows.device)
+        if batch % sources == 0 and torch.equal(self.rows, own.repeat_interleave(batch // sources)):
+            return self
+        wanted, rows = self.rows.unique_consecutive(return_inverse=True)
+        if batch % len(wanted) or not torch.equal(rows, own.new_tensor(range(batch)) // (batch // len(wanted))):
+            wanted, rows = self.rows, torch.arange(batch, device=self.rows.device)
+        return Source(*(tensor.index_select(0, wanted) for tensor in self[:3]), rows)
+
+
+def _round(slots: int) -> int:
+    return -(-slots // ROUND) * ROUND
 
 
 def write(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:

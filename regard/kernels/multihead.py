@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +14,13 @@ from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 
 from .attend import Attend
-from .cache import write
+from .cache import Cache, Source, write
 from .see import See
 
 CHUNK = 64  # a cache that forgets is written at most this many positions at a time
 
 
-class Cache(NamedTuple):
-    """Keys and values of the positions that may still be looked at."""
-
-    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
-    values: Tensor  # (batch, slots + 1, kv_heads, dim)
-    at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
-
-
-class MultiHead(Mixer[Cache]):
+class MultiHead(Mixer[Cache | Source]):
     """Attention in heads with its cache: what `attention` is, and what other attentions change in one place.
     `parts/mixers/attention.py` explains the arguments."""
 
@@ -133,14 +124,14 @@ class MultiHead(Mixer[Cache]):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.over == "memory":
-            return self.step(x, self.start(context, 0), context)[0]
+            return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
         pattern = self._pattern(context)
         at = context.positions[:1] if context.fresh else context.positions
         padded = context.valid is not None and not pattern.causal
         see = See(pattern, at, context.marked if padded else at, context.fresh, padded)
         return self.look(x, *self.keys(x, at), see, context.valid)
 
-    def start(self, context: Context, capacity: int) -> Cache:
+    def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, like = context.positions.shape[0], next(self.parameters())
         if self.over == "memory":
             if context.memory is None:
@@ -148,7 +139,7 @@ class MultiHead(Mixer[Cache]):
             memory = context.memory
             at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
             marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
-            return Cache(*self.keys(memory.x, at), marked)
+            return Source(*self.keys(memory.x, at), marked, torch.arange(batch, device=at.device))
         count = self.room(capacity) + 1
         keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
         return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
@@ -157,17 +148,13 @@ class MultiHead(Mixer[Cache]):
         """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
         return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
 
-    def step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
-        if self.over == "memory":
-            see = See(self.pattern, context.positions, state.at, holes=True)
-            return self.look(x, state.keys, state.values, see, context.valid), state
+    def step(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Tensor, Cache | Source]:
+        if isinstance(state, Source):
+            return self._step_across(x, state.settled(), context)
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
-        room = state.at.shape[1] - 1
-        if self.room(context.last + 1) > room:
-            raise UserError(
-                f"the cache was started for fewer positions than {context.last + 1}: give a larger capacity"
-            )
+        needed = self.room(context.last + 1)
+        state = state.grow(needed) if needed > state.room else state
         if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
             return self._step(x, state, context)
         outputs = []
@@ -176,13 +163,25 @@ class MultiHead(Mixer[Cache]):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
+    def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
+        """Rows with one source, such as the beams of a sentence, look at it together."""
+        sources = len(state.at)
+
+        def together(tensor: Tensor) -> Tensor:
+            return tensor.reshape(sources, -1, *tensor.shape[2:])
+
+        see = See(self.pattern, together(context.positions), state.at, holes=True)
+        valid = None if context.valid is None else together(context.valid)
+        y = self.look(together(x), state.keys, state.values, see, valid)
+        return y.reshape(*x.shape[:2], -1), state
+
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         keys, values = self.keys(x, context.positions)
         where = slots(self.pattern, context.last + 1, CHUNK)
         slot = where.table.to(x.device)[context.positions.clamp(max=len(where.table) - 1)]
         at = context.positions
         if context.valid is not None:
-            slot = torch.where(context.valid, slot, state.at.shape[1] - 1)
+            slot = torch.where(context.valid, slot, state.room)
             at = torch.where(context.valid, at, -1)
         state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), write(state.at, slot, at))
         count = where.counts[max(context.last, 0)]
@@ -212,7 +211,7 @@ class MultiHead(Mixer[Cache]):
         flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
         new_keys = 0 if self.over == "memory" else length
         flops += self.score.flops(length, new_keys, looks) + self._place_flops(length, past + length, looks)
-        return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8))
+        return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8) + 8 * (self.over == "memory"))
 
     def _place_flops(self, length: int, keys: int, looks: float) -> int:
         """Of the position's own products. A cache that forgets is read in chunks, and holds fewer keys."""

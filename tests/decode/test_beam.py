@@ -5,6 +5,7 @@ import torch
 
 from regard.core import Memory, UserError
 from regard.decode import Hypothesis, beam, greedy
+from regard.decode.beam import STOPS
 
 from .toy import END, Toy, ask, count
 
@@ -31,11 +32,11 @@ def test_the_list_of_sentences_is_complete():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_wide_beam_finds_the_best_of_all(penalty, seed):
     toy = Toy(4, seed)
-    found = beam(toy, ask(PROMPTS, 3), WIDE, penalty, best=9, early=False)
+    found = beam(toy, ask(PROMPTS, 3), WIDE, penalty, best=9, stop="sure")
     check(found, [toy.ranked(prompt, 3, penalty) for prompt in PROMPTS], 9)
 
 
-def plain(toy: Toy, prompt: list[int], most: int, size: int, penalty: float, best: int, early: bool):
+def plain(toy: Toy, prompt: list[int], most: int, size: int, penalty: float, best: int, stop: str):
     """Beam search as one would tell it: a sentence at a time, in lists. Scores and sentences, best first."""
     live, done = [(0.0, [])], []
     for length in range(1, most + 1):
@@ -49,28 +50,34 @@ def plain(toy: Toy, prompt: list[int], most: int, size: int, penalty: float, bes
         live = [option for option in options if option[1][-1] != END][:size]
         done.sort(key=lambda pair: -pair[0])
         kindest = max((live[0][0] / n**penalty for n in range(length + 1, most + 1)), default=0.0) if live else 0.0
-        if not live or (len(done) >= size if early else len(done) >= best and done[best - 1][0] >= kindest):
+        likely = sorted((score * len(said) ** penalty for score, said in done), reverse=True)[:best]
+        over = {
+            "full": len(done) >= size,
+            "likely": len(done) >= best and likely[-1] >= (live[0][0] if live else 0.0),
+            "sure": len(done) >= best and done[best - 1][0] >= kindest,
+        }
+        if not live or over[stop]:
             return done[:best]
     return sorted(done + [(total / most**penalty, said) for total, said in live], key=lambda pair: -pair[0])[:best]
 
 
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(
     ("size", "best", "penalty"), [(1, 1, 1.0), (2, 1, -2.0), (3, 2, 0.5), (4, 4, 1.5), (9, 2, 0.0)]
 )
-def test_a_narrow_beam_does_what_it_says(size, best, penalty, early):
+def test_a_narrow_beam_does_what_it_says(size, best, penalty, stop):
     for seed in range(8):
         toy = Toy(6, seed, ends=1.0)
         limits = [7, 3, 5]
-        found = beam(toy, ask(PROMPTS, limits), size, penalty, best, early)
+        found = beam(toy, ask(PROMPTS, limits), size, penalty, best, stop)
         told = zip(PROMPTS, limits, strict=True)
-        check(found, [plain(toy, prompt, most, size, penalty, best, early) for prompt, most in told], best)
+        check(found, [plain(toy, prompt, most, size, penalty, best, stop) for prompt, most in told], best)
 
 
 def test_with_sources():
     toy = Toy(4, 5)
     memory = Memory(torch.randn(3, 1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
-    found = beam(toy, ask([[1]] * 3, [4, 1, 3], memory), 3**4, best=7, early=False)
+    found = beam(toy, ask([[1]] * 3, [4, 1, 3], memory), 3**4, best=7, stop="sure")
     rows = [Memory(memory.x[row : row + 1]) for row in range(3)]
     rankings = [toy.ranked([1], most, 1.0, row) for most, row in zip((4, 1, 3), rows, strict=True)]
     for answers, ranking in zip(found, rankings, strict=True):
@@ -81,13 +88,13 @@ def test_with_sources():
 def test_every_row_has_its_own_room():
     toy = Toy(4, 3)
     limits = [1, 4, 2]
-    found = beam(toy, ask(PROMPTS, limits), 3**4, best=4, early=False)
+    found = beam(toy, ask(PROMPTS, limits), 3**4, best=4, stop="sure")
     check(found, [toy.ranked(prompt, most, 1.0) for prompt, most in zip(PROMPTS, limits, strict=True)], 4)
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_several_answers_are_distinct_and_sorted(early):
-    for answers in beam(Toy(7, 1, ends=1.0), ask(PROMPTS, 9), 6, best=6, early=early):
+@pytest.mark.parametrize("stop", STOPS)
+def test_several_answers_are_distinct_and_sorted(stop):
+    for answers in beam(Toy(7, 1, ends=1.0), ask(PROMPTS, 9), 6, best=6, stop=stop):
         assert len({tuple(full(answer)) for answer in answers}) == len(answers) == 6
         scores = [answer.score for answer in answers]
         assert scores == sorted(scores, reverse=True)
@@ -97,7 +104,7 @@ def test_several_answers_are_distinct_and_sorted(early):
 def test_the_penalty_favours_length():
     toy = Toy(5, 6, ends=1.0)
     lengths = [
-        sum(len(full(answers[0])) for answers in beam(toy, ask(PROMPTS, 6), 256, p, early=False)) for p in (0, 1, 3)
+        sum(len(full(answers[0])) for answers in beam(toy, ask(PROMPTS, 6), 256, p, stop="sure")) for p in (0, 1, 3)
     ]
     assert lengths[0] < lengths[1] < lengths[2]
 
@@ -107,7 +114,7 @@ def test_stopping_early_is_no_better_and_no_longer():
     for seed in range(12):
         toys = Toy(6, seed, ends=1.0), Toy(6, seed, ends=1.0)
         early, late = (
-            beam(toy, ask(PROMPTS, 12), 3, 1.5, early=stop) for toy, stop in zip(toys, (True, False), strict=True)
+            beam(toy, ask(PROMPTS, 12), 3, 1.5, stop=stop) for toy, stop in zip(toys, ("full", "sure"), strict=True)
         )
         assert sum(toys[0].asked) <= sum(toys[1].asked)
         for one, two in zip(early, late, strict=True):
@@ -120,7 +127,7 @@ def test_late_stopping_keeps_answers_that_come_after_the_first_few():
     """The end is likely at once, but with a high penalty a long sentence is better."""
     toy = Toy(3, 4, ends=2.0)
     best = toy.ranked([1], 6, 3.0)[0]
-    found = beam(toy, ask([[1]], 6), 2, 3.0, early=False)[0][0]
+    found = beam(toy, ask([[1]], 6), 2, 3.0, stop="sure")[0][0]
     assert len(full(found)) > 2
     assert found.score == pytest.approx(best[0])
 

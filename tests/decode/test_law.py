@@ -25,7 +25,7 @@ WAYS: dict[str, Decoder] = {
         [one] for one in sample(model, request, 1.3, top_k=9, repetition=2.0, seeds=[[5, row] for row in rows])
     ],
     "beam": lambda model, request, rows: beam(model, request, size=4, best=3, penalty=0.7),
-    "patient beam": lambda model, request, rows: beam(model, request, size=3, best=2, early=False),
+    "patient beam": lambda model, request, rows: beam(model, request, size=3, best=2, stop="sure"),
 }
 
 

@@ -17,8 +17,8 @@ def test_nothing_said_is_greedy():
 
 def test_what_is_said_is_done():
     toy, request = Toy(9, 2, ends=1.0), ask(PROMPTS, 8)
-    way = Way(beam=4, best=2, penalty=0.3, early=False)
-    assert search(toy, request, way) == beam(toy, request, 4, 0.3, 2, early=False)
+    way = Way(beam=4, best=2, penalty=0.3, stop="sure")
+    assert search(toy, request, way) == beam(toy, request, 4, 0.3, 2, stop="sure")
     way = Way(temperature=1.5, top_k=6, top_p=0.95, min_p=0.01, repetition=1.1)
     seeds = [1, 2, 3]
     wanted = sample(toy, request, 1.5, 6, 0.95, 0.01, 1.1, seeds)
@@ -27,7 +27,7 @@ def test_what_is_said_is_done():
 
 def test_a_table_changes_what_it_names():
     recipe = Way.read({"beam": 5, "penalty": 0.6, "most": 30})
-    assert (recipe.beam, recipe.penalty, recipe.most, recipe.early) == (5, 0.6, 30, True)
+    assert (recipe.beam, recipe.penalty, recipe.most, recipe.stop) == (5, 0.6, 30, "full")
     changed = Way.read({"most": 7}, recipe)
     assert (changed.beam, changed.penalty, changed.most) == (5, 0.6, 7)
 
@@ -51,7 +51,7 @@ def test_sampling_turns_from_beam_search_and_back():
         ({"beem": 5}, "decode has no 'beem'; did you mean 'beam'?"),
         ({"beam": "five"}, "decode.beam must be a whole number, not 'five'"),
         ({"beam": 2.5}, "decode.beam must be a whole number"),
-        ({"early": 1}, "decode.early must be true or false"),
+        ({"stop": "early"}, "decode.stop must be full, likely or sure, not 'early'"),
         ({"seed": 1.5}, "decode.seed must be a whole number"),
         ({"beam": 0}, "decode.beam must be at least 1, not 0"),
         ({"most": -1}, "decode.most must be at least 0"),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Growth, Norm, Place, UserError
 from regard.core.errors import nearest
 from regard.kernels import See
-from regard.kernels.multihead import Cache, MultiHead
+from regard.kernels.cache import Cache
+from regard.kernels.multihead import MultiHead
 
 SHARES = ("none", "heads", "kv", "layers")
 
