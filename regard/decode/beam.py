@@ -27,8 +27,8 @@ def beam(
 
     size:    beginnings kept.
     penalty: exponent of the length; below 1 favours short answers.
-    stop:    when a sentence is done: "likely": no beginning is likelier than the `best` answers that have ended; "full":
-             `size` answers have ended; "sure": nothing can beat the `best`.
+    stop:    when a sentence is done: "full": `size` answers have ended; "likely": no beginning is likelier than the
+             `best` answers that have ended; "sure": nothing can beat these.
     """
     if stop not in STOPS:
         raise UserError(f"beam search stops when it is {', '.join(STOPS)}, not '{stop}'")

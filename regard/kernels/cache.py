@@ -1,4 +1,4 @@
-"""States that have a place for every position: keys and values of a sequence that grows, and of a source that does not."""
+"""States with a place for every position: keys and values of a sequence that grows, and of a source that does not."""
 
 from __future__ import annotations
 
