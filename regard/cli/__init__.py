@@ -1,6 +1,19 @@
 """The command line: one file for each group of commands. Mistakes are told in a sentence."""
 
-from . import catalog, convert, demo, evaluate, merge, pack, predict, train
+from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, train
 from .app import app, main
 
-__all__ = ["app", "catalog", "convert", "demo", "evaluate", "main", "merge", "pack", "predict", "train"]
+__all__ = [
+    "app",
+    "catalog",
+    "convert",
+    "demo",
+    "evaluate",
+    "export",
+    "main",
+    "merge",
+    "pack",
+    "predict",
+    "profile",
+    "train",
+]

@@ -96,8 +96,8 @@ def show(
     from regard.look.anatomy import describe
     from regard.look.sketch import sketch
 
-    recipe = _load(name, size, sets, parts, _vocab(vocab) or VOCAB, vocab is not None)
-    with _told_of(name):
+    recipe = load_recipe(name, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
+    with told_of(name):
         described = describe(sketch(recipe))
     if png is not None:
         picture.png(described, png)
@@ -127,8 +127,8 @@ def verify(
         return _judge(f"the part in {name}", report.of_file(name, seed), as_json)
     if size is None and "tiny" in recipes.sizes(name):
         size = "tiny"
-    recipe = _load(name, size, sets, parts, SMALL_VOCAB, False)
-    with _told_of(name):
+    recipe = load_recipe(name, size, sets, parts, SMALL_VOCAB, False)
+    with told_of(name):
         return _judge(name + (f", size {size}" if size else ""), report.of_recipe(recipe, seed), as_json)
 
 
@@ -172,7 +172,7 @@ def _finite(number: float) -> float | None:
     return number if number < float("inf") else None
 
 
-def _load(
+def load_recipe(
     name: str, size: str | None, sets: list[str] | None, parts: list[Path] | None, vocab: int | list[int], said: bool
 ) -> recipes.Recipe:
     """The recipe as asked for. `vocab` is taken where the recipe has none, or where the user said it."""
@@ -183,7 +183,7 @@ def _load(
     return recipe
 
 
-def _vocab(text: str | None) -> int | list[int] | None:
+def vocabulary(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     numbers = text.replace("_", "").split(",")
@@ -193,7 +193,7 @@ def _vocab(text: str | None) -> int | list[int] | None:
 
 
 @contextmanager
-def _told_of(name: str) -> Iterator[None]:
+def told_of(name: str) -> Iterator[None]:
     """Errors from inside say which recipe they are about."""
     try:
         yield

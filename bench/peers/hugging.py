@@ -1,0 +1,71 @@
+"""Hugging Face transformers, trained by a plain loop: padded batches, its own loss, AdamW of torch, fused.
+
+hugging.py FOLDER BATCHES.json pairs|text|masked
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from worker import peak, rest, serve
+
+folder, file, kind = sys.argv[1:4]
+told = json.loads(Path(file).read_text())
+auto = {"pairs": AutoModelForSeq2SeqLM, "text": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}[kind]
+model = auto.from_pretrained(folder, dtype=torch.float32)
+optimiser = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
+at = 0
+
+
+def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
+    long = max(map(len, rows))
+    return torch.tensor([row + [fill] * (long - len(row)) for row in rows])
+
+
+def batch(number: int) -> tuple[dict, int]:
+    one = told["batches"][number % len(told["batches"])]
+    if kind == "pairs":
+        source, target = padded(one["source"], told["pad"]), padded(one["target"], -100)
+        begun = torch.cat((torch.full_like(target[:, :1], told["start"]), target[:, :-1]), 1)
+        given = {"input_ids": source, "attention_mask": (source != told["pad"]).long(), "labels": target}
+        given["decoder_input_ids"] = begun.where(begun != -100, told["pad"])
+        return given, int((target != -100).sum())
+    tokens = torch.tensor(one["tokens"])
+    if kind == "text":
+        return {
+            "input_ids": tokens[:, :-1],
+            "labels": tokens[:, :-1],
+            "shift_labels": tokens[:, 1:].contiguous(),
+        }, tokens[:, 1:].numel()
+    targets = torch.tensor(one["targets"])
+    return {"input_ids": tokens, "attention_mask": (tokens != told["pad"]).long(), "labels": targets}, int(
+        (targets != -100).sum()
+    )
+
+
+def loss() -> dict:
+    model.eval()
+    with torch.no_grad():
+        return {"loss": float(model(**batch(0)[0]).loss)}
+
+
+def go(steps: str) -> dict:
+    global at
+    model.train()
+    tokens = 0
+    for _ in range(int(steps)):
+        given, count = batch(at)
+        at += 1
+        optimiser.zero_grad()
+        found = model(**given).loss
+        found.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        tokens += count
+    return {"tokens": tokens, "loss": float(found.detach()), "peak": peak()}
+
+
+rest()
+serve(go, loss=loss)

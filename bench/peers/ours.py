@@ -1,0 +1,76 @@
+"""regard's own training, step by step as `regard train` does it, on the batches of a file.
+
+ours.py RUN BATCHES.json pairs|text|masked
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from worker import peak, rest, serve
+
+from regard import restore
+from regard.data.batches import IGNORE, Batch, Feed, forced
+from regard.train.learner import Learner
+from regard.train.objectives.next_token import NextToken, of_tokens
+from regard.train.settings import Settings
+
+folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+told = json.loads(Path(file).read_text())
+
+
+class Fixed:
+    """The batches of the file, in their order."""
+
+    def epoch(self, number: int) -> list[int]:
+        return list(range(len(told["batches"])))
+
+    def make(self, number: int) -> Batch:
+        batch = told["batches"][number]
+        if kind == "pairs":
+            rows = zip(batch["source"], batch["target"], strict=True)
+            return forced([tuple(map(np.array, row)) for row in rows], told["start"], told["pad"])
+        tokens = torch.tensor(batch["tokens"])
+        if kind == "text":
+            return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), count=tokens[:, 1:].numel())
+        targets = torch.tensor(batch["targets"])
+        valid = tokens != told["pad"]
+        return Batch(tokens, targets, None if bool(valid.all()) else valid, count=int((targets != IGNORE).sum()))
+
+
+class Masked:
+    """Tokens that are hidden, where they stand."""
+
+    def __call__(self, model, batch):
+        from types import SimpleNamespace
+
+        context = model._begin(batch.tokens.shape, batch.tokens.device, batch.valid, None, None, None, None)
+        x = model.hidden(batch.tokens, context)
+        loss, nll = of_tokens(model, x, context, batch.targets, 0.0)
+        return SimpleNamespace(loss=loss, nll=nll)
+
+
+model = restore(folder)
+objective = Masked() if kind == "masked" else NextToken()
+settings = Settings(lr=1e-4, optimiser="adamw", schedule="constant", warmup=0, clip=1.0, eps=1e-8)
+learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
+
+
+def loss() -> dict:
+    model.eval()
+    batch = Fixed().make(0)
+    with torch.no_grad():
+        return {"loss": float(objective(model, batch).nll) / batch.count}
+
+
+def go(steps: str) -> dict:
+    before = learner.tokens
+    for _ in range(int(steps)):
+        assert learner.advance(lambda: settings.lr)
+    return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": peak()}
+
+
+rest()
+serve(go, loss=loss)

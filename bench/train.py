@@ -1,0 +1,190 @@
+"""How fast it learns: target tokens per second, beside others on the same batches, model sizes and threads.
+
+    python bench/train.py --write          three races, half an hour on two cores
+
+pairs    4+4 layers, width 128, hidden 256, vocabulary 10,000, 4,096 target tokens a batch: Hugging Face's Marian,
+         joeynmt, a loop around nn.Transformer
+text     6 layers, width 384, context 256, vocabulary 10,000: Hugging Face's GPT-2, a loop as nanoGPT's
+masked   an encoder of MiniLM's size (6 layers, width 384, hidden 1,536, 12 heads): Hugging Face's BERT
+
+Ours and Hugging Face's begin with the same weights, and their first losses are compared before anything is timed.
+Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]; joeynmt gets an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import results
+import torch
+from race import Contender, environment, race, ratios, speeds
+
+import runs
+from regard.convert import convert
+from regard.data.batches import plan
+
+VOCAB = 10_000
+BATCH = 4096
+WANTED = {"pairs": {"Hugging Face": 2.0, "joeynmt": 5.0}, "text": {"Hugging Face": 1.5, "nanoGPT-like": 1.5}}
+
+
+def pairs() -> dict:
+    """Multi30k in pieces, numbered by how often they come; batches by length, as regard makes them."""
+    sides = [[line.split() for line in runs.lines_of(results.data(f"multi30k/bpe10k-en-de/train.{side}.gz"))]
+             for side in ("en", "de")]  # fmt: skip
+    often: dict[str, int] = {}
+    for side in sides:
+        for line in side:
+            for piece in line:
+                often[piece] = often.get(piece, 0) + 1
+    number = {piece: i + 4 for i, piece in enumerate(sorted(often, key=lambda p: (-often[p], p))[: VOCAB - 4])}
+    coded = [[[*(number.get(piece, 3) for piece in line), 2] for line in side] for side in sides]
+    lengths = np.array([[len(line) for line in side] for side in coded]).T
+    order = plan(lengths, BATCH, np.random.default_rng(1))
+    batches = [
+        {side: [coded[i][n] for n in numbers] for i, side in enumerate(("source", "target"))} for numbers in order
+    ]
+    return {"batches": batches[:120], "start": 1, "pad": 0}
+
+
+def text(context: int, rows: int) -> dict:
+    """Words of the same text, one after the other."""
+    made = pairs()
+    stream = [token for batch in made["batches"] for line in batch["target"] for token in line]
+    size = rows * (context + 1)
+    batches = [np.array(stream[i : i + size]).reshape(rows, -1).tolist() for i in range(0, len(stream) - size, size)]
+    return {"batches": [{"tokens": batch} for batch in batches], "start": 1, "pad": 0}
+
+
+def masked(context: int, rows: int) -> dict:
+    """The same with 15 % hidden."""
+    made = text(context - 1, rows)
+    rng = np.random.default_rng(1)
+    for batch in made["batches"]:
+        tokens = np.array(batch["tokens"])
+        hidden = rng.random(tokens.shape) < 0.15
+        batch["targets"] = np.where(hidden, tokens, -100).tolist()
+        batch["tokens"] = np.where(hidden, 3, tokens).tolist()
+    return made
+
+
+def hugging(kind: str, folder: Path) -> None:
+    """A model of Hugging Face's with random weights, as a folder."""
+    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
+
+    torch.manual_seed(1)
+    if kind == "pairs":
+        side = {"layers": 4, "ffn_dim": 256, "attention_heads": 4}
+        both = {f"{which}_{key}": value for which in ("encoder", "decoder") for key, value in side.items()}
+        config = MarianConfig(
+            vocab_size=VOCAB, d_model=128, max_position_embeddings=512, activation_function="relu", dropout=0.1,
+            attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True, pad_token_id=0, eos_token_id=2,
+            bos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=2, **both,
+        )  # fmt: skip
+        made = MarianMTModel(config)
+    elif kind == "text":
+        config = GPT2Config(
+            vocab_size=VOCAB, n_embd=384, n_layer=6, n_head=6, n_positions=256, resid_pdrop=0.1, embd_pdrop=0.1,
+            attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        made = GPT2LMHeadModel(config)
+    else:
+        config = BertConfig(
+            vocab_size=VOCAB, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+            hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        made = BertForMaskedLM(config)
+    made.save_pretrained(folder)
+
+
+def limits(threads: int) -> tuple[float, float]:
+    """What this machine does at the best: GFLOP/s of float32 products, GB/s of reading."""
+    torch.set_num_threads(threads or torch.get_num_threads())
+    one, two, long = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(64 << 20)
+    products = min(_seconds(lambda: one @ two) for _ in range(5))
+    reading = min(_seconds(lambda: long.sum()) for _ in range(5))
+    return 2 * 2048**3 / products / 1e9, long.nbytes / reading / 1e9
+
+
+def _seconds(run) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[Contender]:
+    data = {"pairs": pairs, "text": lambda: text(256, 16), "masked": lambda: masked(128, 32)}[kind]()
+    batches = folder / f"{kind}.json"
+    batches.write_text(json.dumps(data))
+    hugging(kind, folder / f"{kind}-hf")
+    convert(folder / f"{kind}-hf", folder / f"{kind}-run")
+    made = [
+        Contender("regard", "ours.py", str(folder / f"{kind}-run"), str(batches), kind, threads=threads),
+        Contender("Hugging Face", "hugging.py", str(folder / f"{kind}-hf"), str(batches), kind, threads=threads),
+    ]
+    if kind == "pairs":
+        sizes = ("128", "4", "4", "256", str(VOCAB), "0.1")
+        made.append(Contender("nn.Transformer", "plain.py", "nn_transformer", str(batches), *sizes, threads=threads))
+        if "joeynmt" in asked:
+            python = environment("joeynmt", "torch==2.13.0", "joeynmt")
+            made.append(Contender("joeynmt", "joey.py", str(batches), *sizes, python=python, threads=threads))
+    if kind == "text":
+        sizes = ("384", "6", "6", "1536", str(VOCAB), "0.1")
+        made.append(Contender("nanoGPT-like", "plain.py", "gpt", str(batches), *sizes, threads=threads))
+    return made
+
+
+def compare(kind: str, folder: Path, rounds: int, steps: int, threads: int, asked: list[str]) -> list[list[str]]:
+    made = contenders(kind, folder, threads, asked)
+    ours, peer = made[:2]
+    losses = [one.ask("loss")["loss"] for one in (ours, peer)]
+    if abs(losses[0] - losses[1]) > 1e-4:
+        sys.exit(f"{kind}: the first losses differ, {losses[0]:.6f} and {losses[1]:.6f}: these are not the same models")
+    race(made, rounds, str(steps))
+    rows = []
+    for one in made:
+        speed = sorted(speeds(one, "tokens"))
+        peak = one.rounds[-1]["peak"]
+        rows.append([kind, one.name, f"{speed[len(speed) // 2]:,.0f}", ratios(ours, one, "tokens"), f"{peak:,.0f}",
+                     f"{one.rounds[-1]['loss']:.3f}"])  # fmt: skip
+        one.end()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kinds", default="pairs,text,masked")
+    parser.add_argument("--peers", default="joeynmt", help="those with an environment of their own, by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of each contender in a round")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
+    given = parser.parse_args()
+    products, reading = limits(given.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [
+            row
+            for kind in given.kinds.split(",")
+            for row in compare(kind, Path(folder), given.rounds, given.steps, given.threads, given.peers.split(","))
+        ]
+    head = ["race", "", "target tokens/s", "regard is faster by", "peak MiB", "last loss"]
+    lines = [
+        f"- {results.conditions(given.threads)}",
+        f"- This machine's own limits in this run: {products:.0f} GFLOP/s of products, {reading:.1f} GB/s of reading. "
+        f"{given.rounds} rounds of {given.steps} steps, contenders in turn; medians, and from the least to the most. "
+        "First losses of regard and Hugging Face are equal within 1e-4.",
+        "",
+        *results.table(head, rows),
+    ]
+    if given.write:
+        results.write("Speed of training", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Where the time goes: `regard profile`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from regard import UserError
+
+from .app import AsJson, Parts, Sets, Size, app, dump
+from .catalog import VOCAB, load_recipe, told_of, vocabulary
+
+
+@app.command()
+def profile(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE.toml|RUN", help="A recipe, or a run folder.")],
+    size: Size = None,
+    sets: Sets = None,
+    vocab: Annotated[str | None, typer.Option(metavar="N", help="Vocabulary: a number, or source,target.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 16,
+    length: Annotated[int, typer.Option(min=2, help="Positions of each.")] = 64,
+    device: Annotated[str, typer.Option(help="Where it runs.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="Of the processor; 0: as many as torch takes.")] = 0,
+    parts: Parts = None,
+    as_json: AsJson = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
+) -> None:
+    """Where the time and the memory of one training step and one decoding step go, by part."""
+    import torch
+
+    from regard import build, restore
+    from regard import profile as measure
+    from regard.look import picture
+    from regard.look import profile as drawing
+    from regard.train.settings import Settings
+
+    if png is not None:
+        picture.place(png)
+    if threads:
+        torch.set_num_threads(threads)
+    if Path(name).is_dir():
+        if size or sets or vocab:
+            raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
+        model = restore(name)
+    else:
+        recipe = load_recipe(name, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
+        with told_of(name):
+            model = build(recipe)
+    settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
+    model = model.to(device)
+    steps = [("training step", measure.training(model, rows, length, settings))]
+    if (decoding := measure.decoding(model, rows, length)) is not None:
+        steps.append(("decoding step", decoding))
+    if png is not None:
+        drawing.png([(f"{name}, {title}", step) for title, step in steps], png)
+    if as_json:
+        return dump({title: asdict(step) for title, step in steps})
+    console = Console()
+    for title, step in steps:
+        console.print(_table(f"{title}: {rows} rows, {length} positions", step))
+        held = ", ".join(f"{what} {_size(size)}" for what, size in step.memory.items())
+        speed = step.tokens / step.seconds
+        console.print(f"{1000 * step.seconds:.1f} ms, {speed:,.0f} tokens/s; {held}\n")
+    if png is not None:
+        console.print(f"drawn in {png}")
+
+
+def _table(title: str, step) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    learns = any(row.backward for row in step.rows)
+    table.add_column("part")
+    for column in ("share", *(("forward", "backward") if learns else ("time",)), "kept" if learns else "state"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in step.rows:
+        share = (row.forward + row.backward) / step.seconds
+        times = [f"{1000 * t:.2f} ms" for t in ((row.forward, row.backward) if learns else (row.forward,))]
+        table.add_row(row.part, f"{share:.1%}", *times, _size(row.kept) if row.kept else "")
+    return table
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MB" if size >= 2**20 else f"{size / 2**10:,.1f} kB"

@@ -1,0 +1,45 @@
+"""For those who leave: a run as a model of another program. One file for each program."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from regard.core import UserError
+from regard.core.errors import nearest, short
+from regard.core.recipe import must_be_new
+
+PROGRAMS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxscript")}  # and the packages that it takes
+
+
+def export(folder: str | Path, target: str | Path, to: str, numbers: str | None = None) -> list[Path]:
+    """The run in `folder`, for program `to`, into the new folder `target`. The files that were written.
+
+    numbers: how the other program keeps weights, in its own words (int8, float16, ...); None: as they are.
+    """
+    from regard.run import Run, load
+
+    if to not in PROGRAMS:
+        raise UserError(f"models are exported to {' or '.join(PROGRAMS)}, not to '{to}'{nearest(to, PROGRAMS)}")
+    for package in PROGRAMS[to]:
+        try:
+            import_module(package)
+        except ImportError:
+            raise UserError(f"to write for {to}, its own package is needed: pip install {package}") from None
+    target = Path(target)
+    must_be_new(target)
+    run = load(folder)
+    if not isinstance(run, Run):
+        raise UserError(f"{short(folder)} is a {type(run).__name__.lower()}: only what says tokens one by one goes out")
+    module = import_module(f".{to}", __name__)
+    part = target.with_name(target.name + ".part")
+    part.mkdir(parents=True, exist_ok=True)
+    try:
+        module.write(run, part, numbers)
+        part.rename(target)
+    except BaseException:
+        for path in part.iterdir():
+            path.unlink()
+        part.rmdir()
+        raise
+    return sorted(target.iterdir())
