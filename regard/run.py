@@ -27,6 +27,7 @@ from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
 from regard.decode.rules import as_one, never, together
 from regard.decode.way import knobs
+from regard.kernels.int8 import quantise
 from regard.train import checkpoint
 
 if TYPE_CHECKING:
@@ -301,10 +302,16 @@ class Run:
             yield Alignment(weights[begun : begun + len(target), : len(source)].tolist(), source, target)
 
 
-def load(folder: str | Path, device: str = "cpu") -> Run | Reader | NodeLabeller:
+def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run | Reader | NodeLabeller:
     """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
-    `note` says so."""
-    folder = Path(folder)
+    `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+    loaded = _load(Path(folder), device)
+    if int8:
+        quantise(loaded.model)
+    return loaded
+
+
+def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}'")
     told = about(folder)

@@ -13,7 +13,7 @@ from rich.table import Table
 from regard import UserError
 
 from .app import AsJson, Parts, app, dump
-from .predict import Beam, Device, Most, Penalty, TheRun, opened, way_of
+from .predict import Beam, Device, Int8, Most, Penalty, TheRun, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Source, Target
 
 
@@ -39,13 +39,14 @@ def evaluate(
     ] = None,
     bad_lines: BadLines = "refuse",
     device: Device = "cpu",
+    int8: Int8 = False,
     parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
     from regard.evaluate import evaluate as measured
 
-    loaded = opened(run, device, parts)
+    loaded = opened(run, device, parts, int8)
     way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most)
     lines = examples(loaded, data, source, target, columns, part, bad_lines)
     names = metric or loaded.metrics

@@ -26,6 +26,9 @@ Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Beginnings 
 Penalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
 Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="New tokens at the most.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")
+]
 
 
 @app.command()
@@ -72,6 +75,7 @@ def predict(
     align: Annotated[bool, typer.Option("--align", help="With --json: where the decoder looked.")] = False,
     stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
     device: Device = "cpu",
+    int8: Int8 = False,
     parts: Parts = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines with scores, all answers, alignments.")] = False,
 ) -> None:
@@ -83,7 +87,7 @@ def predict(
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
-    loaded = opened(run, device, parts)
+    loaded = opened(run, device, parts, int8)
     of_vectors = {"pool": pool, "unit": unit, "similarity": similarity or None, "out": out}
     if embed or any(value is not None for value in of_vectors.values()):
         from regard.use.embed import Embedder
@@ -108,13 +112,13 @@ def predict(
         _tell(answers, as_json)
 
 
-def opened(run: Path, device: str, parts: list[Path] | None) -> Any:
+def opened(run: Path, device: str, parts: list[Path] | None, int8: bool = False) -> Any:
     """What answers with a run."""
     from regard.run import load
 
     for folder in parts or []:
         add_folder(folder)
-    loaded = load(run, device)
+    loaded = load(run, device, int8)
     if loaded.note:
         print(f"regard: {loaded.note}", file=sys.stderr)
     return loaded

@@ -1,0 +1,92 @@
+"""Linear maps in whole numbers of eight bits, for a model that has learned: a quarter of the memory to read, which is
+what a processor waits for when it decodes.
+
+    w = round(127 W / max |W|)      one maximum for each output
+    q = round(63 x / max |x|)       one maximum for each position, so that no position depends on those beside it
+    y = (q w^T) max |W| max |x| / (127 * 63) + b
+
+Sums of products are exact, so that a sequence gives the same however it is cut, as it does in floats. Inputs have seven
+bits, not eight: where a processor adds pairs of products in sixteen bits, eight would overflow.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Head, Model, UserError
+from regard.core.passes import exchange
+
+STEPS = 63  # of an input, on each side of zero
+LEAST = 1e-12
+
+
+class Int8Linear(nn.Linear):
+    """A linear map whose weights are held in eight bits. It does not learn."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super(nn.Linear, self).__init__()
+        self.out_features, self.in_features = weight.shape
+        weight = weight.detach().float()
+        self.scale = nn.Parameter(weight.abs().amax(1).clamp(min=LEAST) / 127, requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the way to make such weights is to change in a later torch
+            zero = torch.zeros(self.out_features, dtype=torch.long)
+            held = torch.quantize_per_channel(weight, self.scale.double(), zero, 0, torch.qint8)
+            self.held = torch.ops.quantized.linear_prepack(held, None)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """(out, in) as it is used, made anew each time."""
+        return torch.ops.quantized.linear_unpack(self.held)[0].dequantize()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        most = rows.abs().amax(-1, keepdim=True).clamp(min=LEAST)
+        rounded = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        y = rounded(rows / most, 1 / STEPS, STEPS + 1, self.held)
+        y = y.mul_(most) if self.bias is None else torch.addcmul(self.bias, y, most)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class Int8Head(Head):
+    """A head whose product with its table is such a map."""
+
+    def __init__(self, inner: Head, table: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.inner, self.map = inner, Int8Linear(table, bias)
+        self.pools, self.streams = inner.pools, inner.streams
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        found = self.inner.linear(x, context)
+        assert found is not None
+        return self.map(found[0])
+
+    def flops(self, length: int) -> int:
+        return self.inner.flops(length)
+
+
+@torch.no_grad()
+def quantise(model: Model) -> Model:
+    """The model with its linear maps, and its head where that is a product with a table, in eight bits; for decoding on
+    a processor. In place."""
+    device = next(model.parameters()).device
+    if device.type != "cpu" or next(model.parameters()).dtype != torch.float32:
+        raise UserError(f"int8 is for float32 models on a cpu, and this one is on {device}: leave one of them out")
+    model.eval()
+
+    def change(path: str, module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear or path.partition(".")[0] == "head":
+            return None
+        return Int8Linear(module.weight, module.bias)
+
+    exchange(model, change)
+    wide = model.stack.width
+    given = torch.zeros(1, 1, wide), Context.begin(1, 1)
+    linear = None if model.head.pools else model.head.linear(*given)
+    if linear is not None:
+        model.head = Int8Head(model.head, linear[1], linear[2])
+    return model
