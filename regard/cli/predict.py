@@ -26,9 +26,7 @@ Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Beginnings 
 Penalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
 Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="New tokens at the most.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
-Int8 = Annotated[
-    bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")
-]
+Int8 = Annotated[bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")]
 
 
 @app.command()

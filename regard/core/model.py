@@ -197,6 +197,24 @@ class Model(nn.Module):
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
+        x, context, state = self._step(tokens, state, valid, segments)
+        return self.head(x, context), state
+
+    def ahead(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
+        """The same, but only the vectors (batch, width) that say what comes after the last real one of every row's
+        tokens; `scores` makes scores of them, of as many at a time as one likes."""
+        x, context, state = self._step(tokens, state, valid, None)
+        if valid is None:
+            return x[:, -1], state
+        return x[torch.arange(len(x), device=x.device), context.lengths - 1], state
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""
+        return self.head(x[:, None], Context.begin(len(x), 1, x.device))[:, 0]
+
+    def _step(
+        self, tokens: Tensor, state: State, valid: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Context, State]:
         batch, time = self.embed.extent(tokens)
         if not isinstance(state, State):
             raise UserError(f"a step goes on from a state that `start` or `step` gave, not from {type(state).__name__}")
@@ -215,7 +233,7 @@ class Model(nn.Module):
             if self._owns(state):
                 raise
             raise UserError("this state is of another model: begin with `start` of the model that steps") from None
-        return self.head(x, context), State(state.lengths + context.lengths, layers)
+        return x, context, State(state.lengths + context.lengths, layers)
 
     def _owns(self, state: State) -> bool:
         """Whether a state looks like those of this model; asked only when a step has failed."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core import UserError, select
 
-from .result import Hypothesis, Request, Stepper, exact
+from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 
 STOPS = ("full", "likely", "sure")
 
@@ -34,14 +34,18 @@ def beam(
         raise UserError(f"beam search stops when it is {', '.join(STOPS)}, not '{stop}'")
     if not 1 <= best <= size:
         raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
-    scores, state = request.begin(model)
-    answers = Answers(len(scores), size, best, penalty, scores, request.ahead)
-    rows = torch.arange(len(scores), device=scores.device)  # (live,) the sentences that are still searched
-    totals = torch.zeros_like(scores[:, :1])  # (live, beams) log p of what is said
-    said = request.prefix.new_empty(len(scores), 1, 0)  # (live, beams, length); at first there is one beginning
+    coming, state = request.begin(model)
+    batch = len(request.prefix)
+    totals = coming.x.new_zeros(batch, 1, dtype=torch.promote_types(coming.x.dtype, torch.float32))
+    answers = Answers(batch, size, best, penalty, totals, request.ahead)  # totals (live, beams): log p of what is said
+    rows = torch.arange(batch, device=totals.device)  # (live,) the sentences that are still searched
+    said = request.prefix.new_empty(batch, 1, 0)  # (live, beams, length); at first there is one beginning
     while True:
         beams, length = totals.shape[1], said.shape[2] + 1
-        totals, parents, tokens = grow(totals, scores.unflatten(0, (-1, beams)), 2 * size)
+        logs, tokens = likeliest(coming, 2 * size)
+        if length == 1:
+            must_be_numbers(logs)
+        totals, parents, tokens = grow(totals, logs, tokens, 2 * size)
         ends = tokens == request.end
         answers.add(rows, ends[:, :size], totals, said, parents, length, ended=True)
         totals, order = totals.masked_fill(ends, -torch.inf).topk(size, -1)  # the best that go on
@@ -58,22 +62,32 @@ def beam(
         first = torch.arange(len(rows), device=rows.device)[:, None] * beams
         state = select(state, (first + parents)[stay].flatten())
         rows, totals, said = rows[stay], totals[stay], said[stay]
-        scores, state = model.step(said[:, :, -1].flatten()[:, None], state)
-        scores = request.ruled(exact(scores[:, 0]), said.flatten(0, 1))
+        flat = said.flatten(0, 1)
+        coming, state = request.follow(model, flat[:, -1:], state, flat)
 
 
-def grow(totals: Tensor, scores: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
-    """totals (live, beams), scores (live, beams, vocab) -> the best `wide` continuations, best first: their totals, the
-    beams that they continue, and their tokens, (live, wide) each. Where there are fewer, hopeless ones fill up. The
-    scores are used up: of so many numbers, no second copy is made."""
-    top, tokens = scores.topk(min(wide, scores.shape[-1]), -1)  # of each beam, then of all
-    most = top[..., :1].clamp(min=torch.finfo(top.dtype).min)
-    logs = top - most - scores.sub_(most).exp_().sum(-1, keepdim=True).log() + totals[..., None]
-    each = tokens.shape[-1]
-    totals, flat = logs.flatten(1).topk(min(wide, logs[0].numel()), -1)
+def likeliest(coming: Next, wide: int) -> tuple[Tensor, Tensor]:
+    """Of each row, the `wide` likeliest next tokens, best first: log p and numbers, (rows, wide) each."""
+
+    def choose(scores: Tensor, _: slice) -> tuple[Tensor, Tensor]:
+        top, tokens = scores.topk(min(wide, scores.shape[-1]), -1)
+        most = top[:, :1].clamp(min=torch.finfo(top.dtype).min)
+        return top - most - scores.sub_(most).exp_().sum(-1, keepdim=True).log(), tokens
+
+    logs, tokens = coming.each(choose)
+    return logs, tokens
+
+
+def grow(totals: Tensor, logs: Tensor, tokens: Tensor, wide: int) -> tuple[Tensor, Tensor, Tensor]:
+    """totals (live, beams), logs and tokens (live * beams, n) -> the best `wide` continuations, best first: their
+    totals, the beams that they continue, and their tokens, (live, wide) each. Where there are fewer, hopeless ones fill
+    up."""
+    live, each = len(totals), logs.shape[1]
+    sums = (logs.view(live, -1, each) + totals[..., None]).flatten(1)
+    totals, flat = sums.topk(min(wide, sums.shape[1]), -1)
     lack = wide - totals.shape[1]
     totals, flat = F.pad(totals, (0, lack), value=-torch.inf), F.pad(flat, (0, lack))
-    return totals, flat // each, tokens.flatten(1).gather(1, flat)
+    return totals, flat // each, tokens.view(live, -1).gather(1, flat)
 
 
 class Answers:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from regard.core import Memory, UserError
 
+ROWS = 64  # whose scores are made at a time
 Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row has said (rows, time) -> other scores
 
 
 class Stepper(Protocol):
-    """What strategies need of a model."""
+    """What strategies need of a model. One that has `ahead` and `scores` as well, as regard's models do, is asked by
+    them: then no scores are made but those of the next token, for some rows at a time."""
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> Any: ...
 
@@ -67,16 +69,24 @@ class Request(NamedTuple):
         """Positions that the longest row may take. The last token of an answer is never read."""
         return int((self.lengths + self.most).max()) - 1
 
-    def begin(self, model: Stepper) -> tuple[Tensor, Any]:
-        """The scores (batch, vocab) of the first new token, and the state after the prefix."""
+    def begin(self, model: Stepper) -> tuple[Next, Any]:
+        """What may be the first new token, and the state after the prefix."""
         self._check()
         state = model.start(self.prefix.shape[0], self.room, memory=self.memory)
-        scores, state = model.step(self.prefix, state, self.valid)
+        return self.follow(model, self.prefix, state, self.prefix[:, :0], self.valid)
+
+    def follow(
+        self, model: Any, tokens: Tensor, state: Any, said: Tensor, valid: Tensor | None = None
+    ) -> tuple[Next, Any]:
+        """Take tokens (rows, n); what may come after the last real one of each row, which has said (rows, time) since
+        its prefix, and the state after them."""
+        if hasattr(model, "ahead"):
+            x, state = model.ahead(tokens, state, valid)
+            return Next(x, model.scores, self, said), state
+        scores, state = model.step(tokens, state, valid)
+        last = valid.sum(1) - 1 if valid is not None else torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
         rows = torch.arange(len(scores), device=scores.device)
-        scores = exact(scores[rows, self.lengths - 1])
-        if bool(scores.isnan().any()):
-            raise UserError("the model's scores are not numbers: its weights are damaged, or its training went astray")
-        return self.ruled(scores, self.prefix[:, :0]), state
+        return Next(scores[rows, last], lambda scores: scores.clone(), self, said), state
 
     def ruled(self, scores: Tensor, said: Tensor) -> Tensor:
         """scores (rows, vocab) after what each row has said (rows, time)."""
@@ -88,6 +98,31 @@ class Request(NamedTuple):
             raise UserError("there is nothing to continue: a request needs rows that begin with something")
         if self.most.shape != (batch,) or bool((self.most < 1).any()):
             raise UserError(f"a request needs room for at least one new token in each of its {batch} rows")
+
+
+class Next(NamedTuple):
+    """What may come next, as scores that are made when they are asked for."""
+
+    x: Tensor  # (rows, ...) what they are made of
+    make: Callable[[Tensor], Tensor]
+    request: Request
+    said: Tensor  # (rows, time) by each row since its prefix
+
+    def each(self, work: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `work` makes of scores (n, vocab), which are its own, and of the rows that they are of; all rows
+        together. On a processor the scores of a few rows are worked on while they are near."""
+        many = ROWS if self.x.device.type == "cpu" else len(self.x)
+        found = []
+        for begin in range(0, len(self.x), many):
+            rows = slice(begin, begin + many)
+            found.append(work(self.request.ruled(exact(self.make(self.x[rows])), self.said[rows]), rows))
+        return found[0] if len(found) == 1 else tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def must_be_numbers(logs: Tensor) -> None:
+    """Log p of something; asked once, at the first token."""
+    if bool(logs.isnan().any()):
+        raise UserError("the model's scores are not numbers: its weights are damaged, or its training went astray")
 
 
 def exact(scores: Tensor) -> Tensor:

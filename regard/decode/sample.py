@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.core import UserError, select
 
-from .result import Hypothesis, Request, Stepper, exact
+from .result import Hypothesis, Request, Stepper, must_be_numbers
 
 FEW = 0.75  # when no more than this share of a batch goes on, the others leave it: each time costs a copy of the state
 
@@ -89,20 +89,27 @@ def stream(
     seeds: one for each row, a number or several; a row's answer depends on its own alone. None: new ones.
     """
     _check(temperature, top_k, top_p, min_p, repetition)
-    scores, state = request.begin(model)
-    most, longest, room = request.most, int(request.lengths.max()), request.room
-    noise = _noise(seeds, scores, int(most.max())) if temperature else None
-    rows = torch.arange(len(scores), device=scores.device)  # which of the request's rows each one is
+    coming, state = request.begin(model)
+    most, longest, room, batch = request.most, int(request.lengths.max()), request.room, len(request.prefix)
+    noise = _noise(seeds, batch, int(most.max()), coming.x.device) if temperature else None
+    rows = torch.arange(batch, device=coming.x.device)  # which of the request's rows each one is
     going = torch.ones_like(rows, dtype=torch.bool)
     before = _real(request) if repetition != 1 else None  # (rows, time) all that each row holds
     said = request.prefix[:, :0]  # (rows, time) since the prefix
-    for at in count():
-        bent = scores if before is None else discourage(scores, before, repetition)
+
+    def choose(scores: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        """A token for each, and its log p."""
+        bent = scores if before is None else discourage(scores, before[some], repetition)
         if noise is None:
             tokens = bent.argmax(-1)
         else:
-            tokens = draw(*likely(bent, temperature, top_k, top_p, min_p), noise[rows, at])
-        logprobs = scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+            tokens = draw(*likely(bent, temperature, top_k, top_p, min_p), noise[rows[some], at])
+        return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+
+    for at in count():
+        tokens, logprobs = coming.each(choose)
+        if not at:
+            must_be_numbers(logprobs)
         yield Said(rows[going], tokens[going], logprobs[going])
         going &= (tokens != request.end) & (at + 1 < most[rows])
         left = going.nonzero()[:, 0]
@@ -115,8 +122,7 @@ def stream(
             before = torch.cat((before, tokens[:, None]), 1)
         if request.rule is not None:
             said = torch.cat((said, tokens[:, None]), 1)
-        scores, state = model.step(tokens[:, None], state)
-        scores = request.ruled(exact(scores[:, 0]), said)
+        coming, state = request.follow(model, tokens[:, None], state, said)
 
 
 def discourage(scores: Tensor, before: Tensor, repetition: float) -> Tensor:
@@ -150,13 +156,13 @@ def draw(weights: Tensor, tokens: Tensor | None, noise: Tensor) -> Tensor:
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 
-def _noise(seeds: Seeds | None, like: Tensor, most: int) -> Tensor:
+def _noise(seeds: Seeds | None, rows: int, most: int, device: torch.device) -> Tensor:
     """(rows, most), above 0, up to 1: what a row needs does not depend on who else is in the batch."""
-    if seeds is not None and len(seeds) != len(like):
-        raise UserError(f"sampling needs one seed for each row: {len(like)}, not {len(seeds)}")
-    sources = [np.random.default_rng(seed) for seed in (seeds if seeds is not None else [None] * len(like))]
-    noise = 1 - np.stack([source.random(most) for source in sources])
-    return torch.from_numpy(noise).to(like)
+    if seeds is not None and len(seeds) != rows:
+        raise UserError(f"sampling needs one seed for each row: {rows}, not {len(seeds)}")
+    sources = [np.random.default_rng(seed) for seed in (seeds if seeds is not None else [None] * rows)]
+    noise = torch.from_numpy(1 - np.stack([source.random(most) for source in sources]))
+    return noise.float().to(device) if device.type == "mps" else noise.to(device)
 
 
 def _real(request: Request) -> Tensor:
