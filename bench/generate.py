@@ -1,0 +1,91 @@
+"""How fast it goes on with a prompt: GPT-2's smallest size, greedily, beside Hugging Face with the very same weights.
+
+    python bench/generate.py --write          ten minutes on two cores
+
+Random weights serve: they cost what learned ones do. For one row, the time of a token is set beside what reading all
+weights once takes on this machine. Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import results
+import torch
+from race import Contender, race, ratios, speeds
+from train import limits
+
+from regard.convert import convert
+
+
+def hugging(folder: Path) -> int:
+    """GPT-2 small with random weights. Bytes of what a token reads: all but the table of places, the words once."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    made = GPT2LMHeadModel(GPT2Config())
+    made.save_pretrained(folder)
+    return sum(p.nbytes for name, p in made.named_parameters() if "wpe" not in name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", default="1,16")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
+    given = parser.parse_args()
+    threads = given.threads or torch.get_num_threads()
+    _, reading = limits(threads)
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        size = hugging(Path(folder) / "hf")
+        convert(Path(folder) / "hf", Path(folder) / "run")
+        for rows in map(int, given.rows.split(",")):
+            shared = (str(rows), str(given.prompt), str(given.new), str(threads))
+            made = [
+                Contender("regard", "generate.py", "ours", f"{folder}/run", *shared, threads=threads),
+                Contender("regard, int8", "generate.py", "ours", f"{folder}/run", *shared, "int8", threads=threads),
+                Contender("Hugging Face", "generate.py", "hugging", f"{folder}/hf", *shared, threads=threads),
+            ]
+            race(made, given.rounds)
+            answers = [one.ask("answers")["answers"] for one in made]
+            for one, said in zip(made, answers, strict=True):
+                speed = statistics.median(speeds(one, "tokens"))
+                same = sum(
+                    a == b
+                    for left, right in zip(said, answers[-1], strict=True)
+                    for a, b in zip(left, right, strict=True)
+                )
+                bound = f"{speed * size / 1e9 / reading:.0%}" if rows == 1 and one.name != "regard, int8" else ""
+                table.append([str(rows), one.name, f"{speed:,.1f}", ratios(made[0], one, "tokens"),
+                              f"{one.rounds[-1]['peak']:,.0f}", f"{same:.0%}", bound])  # fmt: skip
+                one.end()
+    head = [
+        "rows",
+        "",
+        "tokens/s",
+        "regard is faster by",
+        "peak MiB",
+        "tokens as Hugging Face",
+        "of what reading allows",
+    ]
+    lines = [
+        f"- {results.conditions(threads)}",
+        f"- GPT-2 small, random weights, prompts of {given.prompt}, {given.new} new tokens, {given.rounds} rounds in "
+        f"turn; medians, and from the least to the most. This machine reads {reading:.1f} GB/s, the weights are "
+        f"{size / 1e9:.2f} GB.",
+        "",
+        *results.table(head, table),
+    ]
+    if given.write:
+        results.write("Speed of generation", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Goes on with prompts, greedily, in one of two ways.
+
+generate.py ours|hugging FOLDER ROWS PROMPT NEW THREADS [int8]
+"""
+
+import sys
+
+import torch
+from worker import peak, rest, serve
+
+which, folder = sys.argv[1:3]
+rows, prompt, new, threads = map(int, sys.argv[3:7])
+torch.set_num_threads(threads)
+tokens = torch.randint(1000, 40_000, (rows, prompt), generator=torch.Generator().manual_seed(1))
+
+if which == "ours":
+    from regard import restore
+    from regard.decode import Request, greedy
+    from regard.kernels.int8 import quantise
+
+    model = restore(folder).eval()
+    if "int8" in sys.argv:
+        quantise(model)
+
+    def generate() -> list[list[int]]:
+        request = Request(tokens, -1, torch.full((rows,), new))
+        return [answer.tokens for answer in greedy(model, request)]
+
+else:
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def generate() -> list[list[int]]:
+        with torch.no_grad():
+            said = model.generate(
+                tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, min_new_tokens=new, do_sample=False,
+                eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        return said[:, prompt:].tolist()
+
+
+said: list[list[int]] = []
+
+
+def go() -> dict:
+    said[:] = generate()
+    return {"tokens": rows * new, "peak": peak()}
+
+
+rest()
+serve(go, answers=lambda: {"answers": said})

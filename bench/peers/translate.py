@@ -1,0 +1,80 @@
+"""Translates the sentences of a file, by beam search, in one of three ways.
+
+    translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|stop=...]
+
+SOURCES.json: {"texts": [...], "tokens": [[...]], "ids": [[...]], "pad": n}. Texts are pieces between spaces.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from worker import peak, rest, serve
+
+which, folder, file, beam, threads = sys.argv[1:6]
+more = sys.argv[6:]
+told = json.loads(Path(file).read_text())
+beam, threads = int(beam), int(threads)
+BATCH = 64
+order = sorted(range(len(told["ids"])), key=lambda i: -len(told["ids"][i]))  # for those who do not sort by themselves
+
+if which == "ctranslate2":
+    import ctranslate2
+
+    kind = "int8" if "int8" in more else "float32"
+    translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
+
+    def translate() -> list[str]:
+        found = translator.translate_batch(
+            told["tokens"], beam_size=beam, max_batch_size=BATCH, max_decoding_length=100
+        )
+        return [" ".join(one.hypotheses[0]) for one in found]
+
+elif which == "hugging":
+    import torch
+    from transformers import MarianMTModel
+
+    torch.set_num_threads(threads)
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).eval()
+    names: dict[int, str] = {int(number): name for number, name in told["names"].items()}
+
+    def translate() -> list[str]:
+        found = [""] * len(order)
+        for begin in range(0, len(order), BATCH):
+            some = order[begin : begin + BATCH]
+            long = max(len(told["ids"][i]) for i in some)
+            ids = torch.tensor([told["ids"][i] + [told["pad"]] * (long - len(told["ids"][i])) for i in some])
+            with torch.no_grad():
+                said = model.generate(
+                    input_ids=ids, attention_mask=(ids != told["pad"]).long(), num_beams=beam, max_new_tokens=100,
+                    do_sample=False, length_penalty=1.0,
+                )  # fmt: skip
+            for i, row in zip(some, said.tolist(), strict=True):
+                found[i] = " ".join(names[token] for token in row if token not in told["marks"])
+        return found
+
+else:
+    import torch
+
+    import regard
+    from regard.decode import Way
+
+    torch.set_num_threads(threads)
+    run = regard.load(folder, int8="int8" in more)
+    stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")
+    way = Way(beam=beam, stop=stop)
+
+    def translate() -> list[str]:
+        return [found[0].text for found in run.predict(told["texts"], way)]
+
+
+said: list[str] = []
+
+
+def go() -> dict:
+    said[:] = translate()
+    return {"sentences": len(said), "peak": peak()}
+
+
+rest()
+serve(go, answers=lambda: {"answers": said})
