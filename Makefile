@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make test` and `make demo`. Each sets itself up in .venv.
 PYTHON ?= python3
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint bench setup clean
 
 demo: setup
 	.venv/bin/regard demo $(if $(FULL),--full)
@@ -13,6 +13,13 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# Speed beside others, in turn, on this machine: half an hour. Writes bench/RESULTS.md.
+bench: setup
+	.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
+	.venv/bin/python bench/train.py --write
+	.venv/bin/python bench/generate.py --write
+	.venv/bin/python bench/translate.py --write
 
 setup: .venv/ready
 

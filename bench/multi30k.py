@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 
 import results
-import runs
 import sacrebleu
 from sacremoses import MosesDetokenizer
 
+import runs
 from regard import load
 from regard.metrics import whole
 from regard.run import Way
@@ -39,11 +39,11 @@ def pieces() -> Path:
     return results.data("multi30k/bpe10k-en-de")
 
 
-def train(run: Path, threads: int) -> None:
+def train(run: Path, threads: int, *until: str) -> None:
     sets = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     runs.train(
         run, "transformer", "--size", "tiny", "--data", str(pieces()), "--tokenizer", "pretokenised", "--seed", "1",
-        "--steps", "8000", "--metric", "loss", "--metric", "bleu", *sets, "--threads", str(threads),
+        *(until or ("--steps", "8000")), "--metric", "loss", "--metric", "bleu", *sets, "--threads", str(threads),
     )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
     python bench/translate.py --run runs/multi30k --write          ten minutes on two cores
 
-The run is the one that bench/multi30k.py trains. Hugging Face's Marian and CTranslate2 get its weights by
-`regard convert` and `regard export`; what all of them answer is compared by BLEU. Contenders take turns.
+The run is the one that bench/multi30k.py trains; where there is none, ten minutes of that come first. Hugging
+Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; what all of them answer
+is compared by BLEU. Contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -74,6 +75,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()
     threads = given.threads or torch.get_num_threads()
+    if not (given.run / "model.safetensors").exists():
+        results.console.print("there is no such run: ten minutes of training come first")
+        multi30k.train(given.run, threads, "--minutes", "10")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sources.json"
         file.write_text(json.dumps(sources(given.run, given.count)))

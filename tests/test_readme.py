@@ -41,7 +41,14 @@ def test_commands_run(text, tmp_path, monkeypatch, capsys):
     Path("pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
     text = text.partition("## Bring your weights")[0]  # the rest: test_weights_page.py
     commands = re.findall(r"^(?:echo .*\| )?\.venv/bin/(regard .+?)(?:\s+#.*)?$", text, re.M)
-    assert [command.split()[1] for command in commands] == ["train", "predict", "evaluate", "train"]
+    assert [command.split()[1] for command in commands] == [
+        "train",
+        "predict",
+        "evaluate",
+        "train",
+        "profile",
+        "export",
+    ]
     Path("asked.txt").write_text("a sentence\n")
     for number, command in enumerate(commands):
         given = shlex.split(command)[1:]
@@ -50,6 +57,8 @@ def test_commands_run(text, tmp_path, monkeypatch, capsys):
             given[at : at + 2] = ["--steps", str(3 + number)]
         if number == 0:
             given += ["--set", "model.width=16", "--set", "model.depth=1", "--vocab", "280"]
+        if given[0] == "profile":
+            given += ["--rows", "2", "--length", "8"]
         if given[0] == "predict":
             given.insert(2, "asked.txt")
         assert main(given) == 0, command
