@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.core import Memory, UserError
+from regard.core import Memory, UserError, select
 
 ROWS = 64  # whose scores are made at a time
+SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
 Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row has said (rows, time) -> other scores
 
 
@@ -72,8 +73,21 @@ class Request(NamedTuple):
     def begin(self, model: Stepper) -> tuple[Next, Any]:
         """What may be the first new token, and the state after the prefix."""
         self._check()
-        state = model.start(self.prefix.shape[0], self.room, memory=self.memory)
-        return self.follow(model, self.prefix, state, self.prefix[:, :0], self.valid)
+        batch, same = len(self.prefix), self._same()
+        state = model.start(1 if same else batch, self.room, memory=self.memory)
+        if same:  # what all rows begin with is read once
+            _, state = self.follow(model, self.prefix[:1, :same], state, self.prefix[:1, :0])
+            state = select(state, torch.zeros(batch, dtype=torch.long, device=self.prefix.device))
+        valid = None if self.valid is None else self.valid[:, same:]
+        return self.follow(model, self.prefix[:, same:], state, self.prefix[:, :0], valid)
+
+    def _same(self) -> int:
+        """Columns that all rows begin with, when they are many; at least one of each row is left."""
+        if len(self.prefix) < 2 or self.memory is not None:
+            return 0
+        alike = (self.prefix == self.prefix[:1]).all(0)[: int(self.lengths.min()) - 1]
+        count = int(alike.cumprod(0).sum())
+        return count if count >= SAME else 0
 
     def follow(
         self, model: Any, tokens: Tensor, state: Any, said: Tensor, valid: Tensor | None = None

@@ -165,6 +165,20 @@ def test_what_is_heard_is_what_is_answered(name, temperature):
     assert heard == [answer.tokens for answer in answers]
 
 
+@pytest.mark.parametrize("name", [name for name in STEPPING if MODELS[name].kind == "decoder"])
+def test_what_all_begin_with_is_read_once(name, monkeypatch):
+    """And the answers are those of prompts that are read one by one."""
+    model = MODELS[name]
+    request = ask(model)
+    begins = torch.randint(4, VOCAB, (1, 9), generator=torch.Generator().manual_seed(7)).expand(4, -1)
+    prefix, real = torch.cat((begins, request.prefix), 1), torch.ones_like(begins, dtype=torch.bool)
+    longer = request._replace(prefix=prefix, valid=torch.cat((real, request.valid), 1))
+    apart = greedy(LivelyAhead(model), longer)
+    monkeypatch.setattr(result, "SAME", 4)
+    assert longer._same() == 9
+    same([[answer] for answer in greedy(LivelyAhead(model), longer)], [[answer] for answer in apart])
+
+
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPING)))
 def test_a_model_that_does_not_step_is_refused(name):
     with pytest.raises(UserError, match="does not step"):
