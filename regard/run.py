@@ -80,7 +80,7 @@ class Run:
 
     takes = "texts"
     options = ("beam", "penalty", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed", "most", "cut",
-               "align", "stream")  # fmt: skip
+               "guess", "align", "stream", "draft")  # fmt: skip
 
     def __init__(
         self,
@@ -95,6 +95,21 @@ class Run:
         self.model, self.source, self.target, self.folder = model.eval(), source, target, folder
         self.documents, self.note, self.foreign = documents, note, foreign
         self.device = next(model.parameters()).device
+        self._draft: Run | None = None
+
+    @property
+    def draft(self) -> Run | None:
+        """A smaller run over the same tokens that guesses what this one will say, where `Way.guess` asks for it."""
+        return self._draft
+
+    @draft.setter
+    def draft(self, run: Run | str | Path | None) -> None:
+        run = load(run, str(self.device)) if isinstance(run, str | Path) else run
+        if run is not None and not (isinstance(run, Run) and run.target.hash() == self.target.hash()):
+            raise UserError("a draft must be a model over the very same tokens")
+        if run is not None and (run.pairs or self.pairs):
+            raise UserError("drafts are for language models: these turn a source into a target")
+        self._draft = run
 
     @property
     def pairs(self) -> bool:
@@ -265,7 +280,8 @@ class Run:
 
     def _answer(self, coded: list[Coded], way: Way, align: bool) -> list[list[Prediction]]:
         request = self.request(coded, way)
-        found = search(self.model, request, way, self._seeds(coded, way))
+        guesses = None if self.draft is None else self.draft.model
+        found = search(self.model, request, way, self._seeds(coded, way), guesses)
         looked = iter(self._alignments(coded, request, found) if align else ())
         return [
             [self._prediction(one, answer, next(looked, None)) for answer in answers]

@@ -46,6 +46,12 @@ def predict(
     repetition: Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Above 1: discourage repeats.")] = None,
     seed: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
     most: Most = None,
+    guess: Annotated[
+        int | None, typer.Option(rich_help_panel=HOW, help="Tokens guessed at a time: sooner, and the same answers.")
+    ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="RUN", rich_help_panel=HOW, help="A smaller model that guesses.")
+    ] = None,
     cut: Annotated[bool, typer.Option("--cut", rich_help_panel=HOW, help="Shorten inputs that are too long.")] = False,
     embed: Annotated[
         bool, typer.Option("--embed", rich_help_panel=VECTORS, help="A vector for each text, of any encoder.")
@@ -92,9 +98,10 @@ def predict(
 
         loaded = Embedder.of(loaded)
     own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
-           "align": align or None, "stream": stream or None}  # fmt: skip
+           "align": align or None, "stream": stream or None, "draft": draft}  # fmt: skip
+    guess = 4 if draft is not None and guess is None else guess
     way = way_of(loaded, own, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
-                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None)  # fmt: skip
+                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess)  # fmt: skip
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], way, as_json)
     texts = lines_of(files or ["-"])

@@ -3,6 +3,9 @@
 from .beam import beam
 from .result import Hypothesis, Request
 from .sample import greedy, sample, stream
+from .speculative import Before, Smaller, speculate
 from .way import Way, search
 
-__all__ = ["Hypothesis", "Request", "Way", "beam", "greedy", "sample", "search", "stream"]
+__all__ = [
+    "Before", "Hypothesis", "Request", "Smaller", "Way", "beam", "greedy", "sample", "search", "speculate", "stream",
+]  # fmt: skip

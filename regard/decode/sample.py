@@ -27,6 +27,16 @@ Listen = Callable[[int, int], None]
 Seeds = Sequence[int | Sequence[int]]
 
 
+class Knobs(NamedTuple):
+    """How a token is chosen: see `stream`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+
+
 class Said(NamedTuple):
     """What one step adds: only the rows that were still going are named."""
 
@@ -88,23 +98,18 @@ def stream(
     repetition: above 1 discourages tokens that a row had before, its prefix included.
     seeds: one for each row, a number or several; a row's answer depends on its own alone. None: new ones.
     """
-    _check(temperature, top_k, top_p, min_p, repetition)
+    knobs = _checked(Knobs(temperature, top_k, top_p, min_p, repetition))
     coming, state = request.begin(model)
     most, longest, room, batch = request.most, int(request.lengths.max()), request.room, len(request.prefix)
-    noise = _noise(seeds, batch, int(most.max()), coming.x.device) if temperature else None
+    noise = noise_of(seeds, batch, int(most.max()), coming.x.device) if temperature else None
     rows = torch.arange(batch, device=coming.x.device)  # which of the request's rows each one is
     going = torch.ones_like(rows, dtype=torch.bool)
     before = _real(request) if repetition != 1 else None  # (rows, time) all that each row holds
     said = request.prefix[:, :0]  # (rows, time) since the prefix
 
     def choose(scores: Tensor, some: slice) -> tuple[Tensor, Tensor]:
-        """A token for each, and its log p."""
-        bent = scores if before is None else discourage(scores, before[some], repetition)
-        if noise is None:
-            tokens = bent.argmax(-1)
-        else:
-            tokens = draw(*likely(bent, temperature, top_k, top_p, min_p), noise[rows[some], at])
-        return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
+        chance = None if noise is None else noise[rows[some], at]
+        return chosen(scores, None if before is None else before[some], chance, knobs)
 
     for at in count():
         tokens, logprobs = coming.each(choose)
@@ -123,6 +128,14 @@ def stream(
         if request.rule is not None:
             said = torch.cat((said, tokens[:, None]), 1)
         coming, state = request.follow(model, tokens[:, None], state, said)
+
+
+def chosen(scores: Tensor, before: Tensor | None, chance: Tensor | None, knobs: Knobs) -> tuple[Tensor, Tensor]:
+    """scores (rows, vocab) -> a token for each row, and its log p by the model itself. before (rows, time): what a row
+    holds, where repeats are discouraged; chance (rows,): above 0, up to 1, where tokens are drawn."""
+    bent = scores if knobs.repetition == 1 or before is None else discourage(scores, before, knobs.repetition)
+    tokens = bent.argmax(-1) if chance is None else draw(*likely(bent, *knobs[:4]), chance)
+    return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
 
 
 def discourage(scores: Tensor, before: Tensor, repetition: float) -> Tensor:
@@ -156,7 +169,7 @@ def draw(weights: Tensor, tokens: Tensor | None, noise: Tensor) -> Tensor:
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 
-def _noise(seeds: Seeds | None, rows: int, most: int, device: torch.device) -> Tensor:
+def noise_of(seeds: Seeds | None, rows: int, most: int, device: torch.device) -> Tensor:
     """(rows, most), above 0, up to 1: what a row needs does not depend on who else is in the batch."""
     if seeds is not None and len(seeds) != rows:
         raise UserError(f"sampling needs one seed for each row: {rows}, not {len(seeds)}")
@@ -170,9 +183,11 @@ def _real(request: Request) -> Tensor:
     return request.prefix if request.valid is None else request.prefix.where(request.valid, request.prefix[:, :1])
 
 
-def _check(temperature: float, top_k: int, top_p: float, min_p: float, repetition: float) -> None:
+def _checked(knobs: Knobs) -> Knobs:
+    temperature, top_k, top_p, min_p, repetition = knobs
     if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1 and repetition > 0):
         raise UserError(
             "sampling needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and repetition > 0, not "
             f"{temperature:g}, {top_k}, {top_p:g}, {min_p:g} and {repetition:g}"
         )
+    return knobs

@@ -10,7 +10,8 @@ from regard.core.parts import fit
 
 from .beam import STOPS, beam
 from .result import Hypothesis, Request, Stepper
-from .sample import Seeds, sample
+from .sample import Knobs, Seeds, sample
+from .speculative import Before, Smaller, speculate
 
 DRAWN = ("top_k", "top_p", "min_p")  # what says how to draw
 
@@ -26,6 +27,7 @@ class Way:
                  "full": `beam` answers have ended; "sure": nothing better can come.
     temperature: above 0: draw at random. top_k, top_p, min_p: from the likely tokens alone.
     repetition:  above 1: discourage tokens that were there before; greedy and sampling.
+    guess:       above 0: so many tokens are guessed at a time, and read in one step; the answers stay the same.
     seed:        of what is drawn; a text and a seed decide the answer. Without one, every answer is new.
     most:        new tokens at the most; 0: twice the source and 20 more, or 200 after a prompt.
     longest:     tokens of an input; 0: 10,000, or what the model's positions allow.
@@ -42,6 +44,7 @@ class Way:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition: float = 1.0
+    guess: int = 0
     seed: int | None = None
     most: int = 0
     longest: int = 0
@@ -49,7 +52,15 @@ class Way:
     tokens: int = 16384
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("best", 1), ("most", 0), ("longest", 0), ("tokens", 1), ("top_k", 0)):
+        for name, least in (
+            ("beam", 1),
+            ("best", 1),
+            ("most", 0),
+            ("longest", 0),
+            ("tokens", 1),
+            ("top_k", 0),
+            ("guess", 0),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"decode.{name} must be at least {least}, not {getattr(self, name)}")
         if self.stop not in STOPS:
@@ -60,6 +71,8 @@ class Way:
             raise UserError("decode.top_p must be above 0 and up to 1, and decode.min_p from 0 to 1")
         if self.beam > 1 and (self.draws or self.repetition != 1):
             raise UserError("beam search takes no temperature and no repetition penalty: for those say decode.beam = 1")
+        if self.beam > 1 and self.guess:
+            raise UserError("beam search reads no guesses: for those say decode.beam = 1")
         if not self.draws and any(getattr(self, name) != getattr(Way, name) for name in DRAWN):
             raise UserError("top_k, top_p and min_p say how to draw at random: give decode.temperature as well")
         if self.best > self.beam:
@@ -87,13 +100,18 @@ class Way:
         return cls(**kept | {name: getattr(cls, name) for name in left} | table)
 
 
-def search(model: Stepper, request: Request, way: Way, seeds: Seeds | None = None) -> list[list[Hypothesis]]:
-    """The answers for every row of the request, best first. seeds: one for each row, where the way draws."""
+def search(
+    model: Stepper, request: Request, way: Way, seeds: Seeds | None = None, smaller: Stepper | None = None
+) -> list[list[Hypothesis]]:
+    """The answers for every row of the request, best first. seeds: one for each row, where the way draws. smaller: a
+    model that guesses, where the way says how many tokens; without one, what was said before does."""
     if way.beam > 1:
         return beam(model, request, way.beam, way.penalty, way.best, way.stop)
+    if way.guess:
+        draft = Before() if smaller is None else Smaller(smaller, request.room)
+        return [[one] for one in speculate(model, request, draft, way.guess, knobs(way), seeds)]
     return [[one] for one in sample(model, request, *knobs(way), seeds)]
 
 
-def knobs(way: Way) -> tuple[float, int, float, float, float]:
-    """What `sample` and `stream` want to know, in their order."""
-    return way.temperature, way.top_k, way.top_p, way.min_p, way.repetition
+def knobs(way: Way) -> Knobs:
+    return Knobs(way.temperature, way.top_k, way.top_p, way.min_p, way.repetition)

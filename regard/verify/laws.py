@@ -190,6 +190,20 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
     return Finding("select", differ(picked, direct), LIMIT, "rows chosen between steps, some twice")
 
 
+def again(subject: Subject, time: int = 19, batch: int = 4) -> Finding:
+    """What a draft that is turned down relies on: the state before a step is still good after it."""
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    cut, worst = time // 2, 0.0
+    with torch.no_grad():
+        direct = subject.whole(x, None, memory)[:, cut:]
+        for taken in (1, 5, time - cut):
+            _, state = subject.step(x[:, :cut], subject.start(batch, time, memory), None)
+            subject.step(subject.inputs(batch, taken), state, None)
+            y, _ = subject.step(x[:, cut:], state, None)
+            worst = max(worst, differ(y, direct))
+    return Finding("again", worst, LIMIT, "a step that is taken back leaves no trace")
+
+
 def gradients(subject: Subject, time: int = 9, batch: int = 3) -> Finding:
     """Of parameters and of a mixer's input. Also through the steps, where there are any."""
     module = subject.module
@@ -282,7 +296,7 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
 
 def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     """The laws that concern it, by name."""
-    stepping = {"cuts": cuts, "causal": causal, "select": selects} if subject.streams else {}
+    stepping = {"cuts": cuts, "causal": causal, "select": selects, "again": again} if subject.streams else {}
     return {**stepping, "alone": alone, "gradients": gradients, "cost": costs}
 
 

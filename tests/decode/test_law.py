@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 import regard
 from regard.core import Model, UserError, recipe, select
-from regard.decode import Hypothesis, Request, beam, greedy, result, sample
+from regard.decode import Before, Hypothesis, Request, Smaller, beam, greedy, result, sample, speculate
 from regard.decode.result import Stepper
+from regard.decode.sample import Knobs
 
 from .uncached import Uncached
 
@@ -163,6 +164,56 @@ def test_what_is_heard_is_what_is_answered(name, temperature):
 
     answers = sample(Lively(model), ask(model), temperature, seeds=[1, 2, 3, 4], listen=listen)
     assert heard == [answer.tokens for answer in answers]
+
+
+class Guesses:
+    """What the model would say itself, with a mistake now and then; counts those that it was asked for."""
+
+    def __init__(self, answers: list[list[int]], lengths: list[int]):
+        self.answers, self.lengths, self.asked = answers, lengths, 0
+
+    def __call__(self, held, count):
+        self.asked += 1
+        found = []
+        for row in held:
+            whole = next(a for a, n in zip(self.answers, self.lengths, strict=True) if row[:n] == a[:n])
+            guess = whole[len(row) : len(row) + count]
+            found.append([5 if (len(row) + i) % 4 == 3 else token for i, token in enumerate(guess)])
+        return found
+
+
+@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_guesses_change_nothing(name, temperature):
+    """Good ones, bad ones, and none."""
+    model = MODELS[name]
+    request = ask(model)._replace(most=torch.tensor([9, 3, 14, 1]))
+    if model.kind == "encoder-decoder":  # so that the draft knows which row it is
+        request = request._replace(prefix=torch.arange(4, 8)[:, None])
+    knobs = Knobs(temperature, repetition=1.1)
+    wanted = sample(Lively(model), request, *knobs, seeds=[1, 2, 3, 4])
+    lengths = request.lengths.tolist()
+    begins = [row[:n] for row, n in zip(request.prefix.tolist(), lengths, strict=True)]
+    answers = [b + a.tokens + [END] for b, a in zip(begins, wanted, strict=True)]
+    asked = []
+    for draft in (Guesses(answers, lengths), Before(least=1), lambda held, count: [[] for _ in held]):
+        stepper = Counted(Lively(model))
+        found = speculate(stepper, request, draft, 3, knobs, seeds=[1, 2, 3, 4])
+        same([[answer] for answer in found], [[answer] for answer in wanted])
+        asked.append(stepper.steps)
+    assert asked[0] < asked[2] or max(len(answer.tokens) for answer in wanted) < 4
+    if model.kind == "decoder":
+        found = speculate(Lively(model), request, Smaller(Lively(model), 60), 3, knobs, seeds=[1, 2, 3, 4])
+        same([[answer] for answer in found], [[answer] for answer in wanted])
+
+
+class Counted:
+    def __init__(self, inner):
+        self.inner, self.start, self.steps = inner, inner.start, 0
+
+    def step(self, tokens, state, valid=None):
+        self.steps += 1
+        return self.inner.step(tokens, state, valid)
 
 
 @pytest.mark.parametrize("name", [name for name in STEPPING if MODELS[name].kind == "decoder"])
