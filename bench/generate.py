@@ -57,11 +57,7 @@ def main() -> None:
             answers = [one.ask("answers")["answers"] for one in made]
             for one, said in zip(made, answers, strict=True):
                 speed = statistics.median(speeds(one, "tokens"))
-                same = sum(
-                    a == b
-                    for left, right in zip(said, answers[-1], strict=True)
-                    for a, b in zip(left, right, strict=True)
-                )
+                same = float((torch.tensor(said) == torch.tensor(answers[-1])).float().mean())
                 bound = f"{speed * size / 1e9 / reading:.0%}" if rows == 1 and one.name != "regard, int8" else ""
                 table.append([str(rows), one.name, f"{speed:,.1f}", ratios(made[0], one, "tokens"),
                               f"{one.rounds[-1]['peak']:,.0f}", f"{same:.0%}", bound])  # fmt: skip
