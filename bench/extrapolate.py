@@ -14,12 +14,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import results
-import runs
-import shakespeare
 from matplotlib.figure import Figure
 
 import regard
+import results
+import runs
+import shakespeare
 from regard.evaluate import evaluate
 
 PICTURE = Path(__file__).parents[1] / "docs" / "extrapolation.png"

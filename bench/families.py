@@ -13,10 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import results
 import runs
 import shakespeare
-from matplotlib.figure import Figure
 
 PICTURE = Path(__file__).parents[1] / "docs" / "families.png"
 ASKED = {

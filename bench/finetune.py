@@ -13,11 +13,11 @@ import argparse
 import json
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import results
 import runs
 import stsb
-from matplotlib.figure import Figure
-
 from regard.convert import convert
 
 PICTURE = Path(__file__).parents[1] / "docs" / "finetune.png"

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import results
-
 import runs
 from regard.evaluate import gather
 from regard.metrics import measure

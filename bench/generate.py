@@ -13,12 +13,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import results
 import torch
-from race import Contender, race, ratios, speeds
-from train import limits
 
+import results
+from race import Contender, race, ratios, speeds
 from regard.convert import convert
+from train import limits
 
 
 def hugging(folder: Path) -> int:

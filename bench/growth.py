@@ -25,10 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import results
 import torch
-from patterns import Cell, growth, peak
 
+import results
+from patterns import Cell, growth, peak
 from regard.core import Model, UserError, build, load, losses, state_bytes
 from regard.core import recipe as recipes
 

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+
 import results
 import runs
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import multi30k
 import results
-
 import runs
 
 RUNGS = ("seq2seq-bahdanau", "seq2seq-luong", "transformer")

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import multi30k
 import results
 import runs
 import shakespeare
-import torch
-
 from regard.core import recipe as recipes
 from regard.run import Way, load
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 import results
 
 WORDS = 50_000

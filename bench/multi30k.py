@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import results
 import sacrebleu
 from sacremoses import MosesDetokenizer
 
+import results
 import runs
 from regard import load
 from regard.metrics import whole

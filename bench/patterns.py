@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
 from rich.console import Console
 
+import results
 from regard.core import Pattern, Position, Score
 from regard.kernels import Attend, See, blocks, layout
 

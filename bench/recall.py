@@ -16,12 +16,12 @@ import argparse
 import time
 from typing import NamedTuple
 
-import results
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import regard
+import results
 from regard.core import Model
 
 NOISE, KEYS, VALUES = 8, 16, 16  # tokens of each kind; one more asks

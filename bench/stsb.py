@@ -20,11 +20,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import results
 import torch
 from torch import Tensor
 
 import regard
+import results
 from regard.convert import convert
 from regard.metrics import spearman
 

@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
-from race import Contender, environment, race, ratios, speeds
 
+import results
 import runs
+from race import Contender, environment, race, ratios, speeds
 from regard.convert import convert
 from regard.data.batches import plan
 

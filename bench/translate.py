@@ -15,13 +15,13 @@ import json
 import tempfile
 from pathlib import Path
 
-import multi30k
-import results
 import sacrebleu
 import torch
-from race import Contender, race, ratios, speeds
 
+import multi30k
+import results
 import runs
+from race import Contender, race, ratios, speeds
 from regard import build, restore
 from regard.convert import convert
 from regard.core import recipe as recipes

@@ -6,6 +6,7 @@ generate.py ours|hugging FOLDER ROWS PROMPT NEW THREADS [int8]
 import sys
 
 import torch
+
 from worker import peak, rest, serve
 
 which, folder = sys.argv[1:3]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
 from worker import peak, rest, serve
 
 folder, file, kind = sys.argv[1:4]

@@ -12,6 +12,7 @@ import torch
 from joeynmt.batch import Batch
 from joeynmt.model import build_model
 from joeynmt.vocabulary import Vocabulary
+
 from worker import peak, rest, serve
 
 told = json.loads(Path(sys.argv[1]).read_text())

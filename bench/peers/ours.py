@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from worker import peak, rest, serve
 
 from regard import restore
 from regard.data.batches import IGNORE, Batch, Feed, forced
 from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken, of_tokens
 from regard.train.settings import Settings
+from worker import peak, rest, serve
 
 folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 told = json.loads(Path(file).read_text())

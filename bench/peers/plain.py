@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from worker import peak, rest, serve
 
 which, file = sys.argv[1:3]
