@@ -109,7 +109,7 @@ class Infini(Mixer[Past]):
             full = (turn.count > 0) & (turn.begin >= self.segment) & (turn.inside == 0)
             if bool(full.any()):
                 memory = torch.where(full[:, None, None, None], self.absorb(state), state.memory)
-                state = state._replace(memory=memory)
+                state = Past(state.keys.clone(), state.values.clone(), memory)  # the step may be taken back
             y, state = self._segment(*(turn.take(t) for t in (q, k, v)), state, turn)
             outputs.append(y.transpose(1, 2).flatten(-2))
         return self.out(join(outputs, made, context)), state
