@@ -140,7 +140,6 @@ class Labels:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Inside, every part carries its label while it runs."""
-        before = {module: module.forward for module in self.of}
         stepping = [module for module in self.of if isinstance(module, Mixer)]
         try:
             for module, part in self.of.items():
@@ -149,10 +148,10 @@ class Labels:
                 module.step = self._under(self.of[module], module.step)  # type: ignore[method-assign]
             yield
         finally:
-            for module in before:
-                del module.forward
+            for module in self.of:
+                vars(module).pop("forward", None)
             for module in stepping:
-                del module.step
+                vars(module).pop("step", None)
 
     def _under(self, part: str, run: Callable) -> Callable:
         def call(*given: Any, **named: Any) -> Any:
@@ -190,8 +189,6 @@ def _label(path: str, module: nn.Module, known: dict[nn.Module, str], model: nn.
         return f"{side} wiring {name_of(module)}"
     if isinstance(module, Norm):
         return None if name_of(module) == "none" else f"{side} norm {name_of(module)}"
-    if isinstance(module, Mixer) and isinstance(around, nn.ModuleDict):
-        return f"{side} {name} {name_of(module)}"
     if isinstance(module, Mixer | Position) and name_of(module) != "none":
         return f"{side} {name} {name_of(module)}"
     if isinstance(around, Mixer) and not isinstance(module, Tap) and not type(module).__module__.startswith("torch."):

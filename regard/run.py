@@ -333,10 +333,7 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     told = about(folder)
     graph = told.get("tokenizers") == []  # nothing is read in tokens
     source, target = (None, None) if graph else tokenizers(folder)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
+    must_have(device)
     finished = (folder / "model.safetensors").is_file()
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
@@ -360,6 +357,14 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     if face is Run:
         return Run(model, source, target, folder, bool(told.get("documents", True)), note, "origin" in told)
     return face(model, source, target, folder, note)
+
+
+def must_have(device: str) -> None:
+    """Refuse a device that is not here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
 
 
 # What a model has learned, and where it matters what it reads -> module and class in regard/use that answers with it;

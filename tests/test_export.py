@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.core import UserError, select
+from regard.core import UserError
 from regard.export import export
 from regard.run import Run, Way, load
 from regard.train.job import Job, start
@@ -154,19 +154,3 @@ def test_the_command(tmp_path, capsys):
     assert "onnx" in capsys.readouterr().err
     assert main(["export", str(folder), str(tmp_path / "o"), "--numbers", "int7"]) == 2
     assert "int8" in capsys.readouterr().err
-
-
-def test_a_source_is_shared_by_rows_and_let_go():
-    """What decoding relies on: rows that look at one source hold it once."""
-    from regard.kernels.cache import Source
-
-    keys = torch.arange(3.0).view(3, 1, 1, 1)
-    source = Source(keys, keys, torch.zeros(3, 1, dtype=torch.long), torch.arange(3))
-    beams = select(source, torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert beams.keys is keys
-    assert beams.settled() is beams
-    left = select(beams, torch.tensor([5, 4, 1, 0])).settled()
-    assert left.keys.flatten().tolist() == [2, 0]
-    assert left.rows.tolist() == [0, 0, 1, 1]
-    odd = select(beams, torch.tensor([0, 2, 3])).settled()
-    assert odd.keys.flatten().tolist() == [0, 1, 1]

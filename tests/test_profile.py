@@ -98,3 +98,5 @@ def test_bad_input(tmp_path, capsys):
     assert "gpt2" in capsys.readouterr().err
     assert main(["profile", "gpt2", "--png", str(tmp_path / "no" / "p.png")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+    assert main(["profile", "gpt2", "--device", "abacus"]) == 2
+    assert "there is no device 'abacus' here" in capsys.readouterr().err

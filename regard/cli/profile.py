@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -37,8 +37,10 @@ def profile(
     from regard import profile as measure
     from regard.look import picture
     from regard.look import profile as drawing
+    from regard.run import must_have
     from regard.train.settings import Settings
 
+    must_have(device)
     if png is not None:
         picture.place(png)
     if threads:
@@ -70,7 +72,7 @@ def profile(
         console.print(f"drawn in {png}")
 
 
-def _table(title: str, step) -> Table:
+def _table(title: str, step: Any) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
     learns = any(row.backward for row in step.rows)
     table.add_column("part")

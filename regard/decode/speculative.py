@@ -21,6 +21,7 @@ from .result import Hypothesis, Request, Stepper, exact, must_be_numbers
 from .sample import Knobs, Listen, Seeds, chosen, noise_of
 
 LONG = 12  # tokens that are read again with new guesses, before they become part of the state
+MOST = 48  # guesses at a time: a cache that forgets can take back a step of 64 positions, and no longer one
 
 
 class Draft(Protocol):
@@ -96,8 +97,8 @@ def speculate(
 
     guesses: tokens that are guessed at a time.
     """
-    if guesses < 1:
-        raise UserError(f"a draft needs at least one guess at a time, not {guesses}")
+    if not 1 <= guesses <= MOST:
+        raise UserError(f"a draft makes from 1 to {MOST} guesses at a time, not {guesses}")
     knobs = knobs or Knobs()
     batch, device = request.prefix.shape[0], request.prefix.device
     noise = noise_of(seeds, batch, int(request.most.max()), device) if knobs.temperature else None

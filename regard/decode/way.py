@@ -49,7 +49,7 @@ class Way:
     most: int = 0
     longest: int = 0
     cut: bool = False
-    tokens: int = 65536
+    tokens: int = 16384
 
     def __post_init__(self) -> None:
         for name, least in (

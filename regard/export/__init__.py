@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -33,13 +34,11 @@ def export(folder: str | Path, target: str | Path, to: str, numbers: str | None 
         raise UserError(f"{short(folder)} is a {type(run).__name__.lower()}: only what says tokens one by one goes out")
     module = import_module(f".{to}", __name__)
     part = target.with_name(target.name + ".part")
-    part.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+    part.mkdir(parents=True)
     try:
         module.write(run, part, numbers)
         part.rename(target)
-    except BaseException:
-        for path in part.iterdir():
-            path.unlink()
-        part.rmdir()
-        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return sorted(target.iterdir())

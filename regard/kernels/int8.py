@@ -73,6 +73,8 @@ class Int8Head(Head):
 def quantise(model: Model) -> Model:
     """The model with its linear maps, and its head where that is a product with a table, in eight bits; for decoding on
     a processor. In place."""
+    if not isinstance(model, Model):
+        raise UserError("int8 is for models with one stack of layers at the end, not for two towers")
     device = next(model.parameters()).device
     if device.type != "cpu" or next(model.parameters()).dtype != torch.float32:
         raise UserError(f"int8 is for float32 models on a cpu, and this one is on {device}: leave one of them out")

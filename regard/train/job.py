@@ -21,7 +21,7 @@ from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
-from regard.run import Run, about, tokenizers
+from regard.run import Run, about, must_have, tokenizers
 from regard.use.reader import Reader
 
 from . import checkpoint, origin
@@ -138,10 +138,7 @@ class Prepared:
             raise UserError("a run needs an end: give steps, minutes or epochs")
         Way.read(self.recipe.get("decode", {}))
         self.task.ask([*job.metrics, s.metric])
-        try:
-            torch.empty(0, device=job.device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise UserError(f"there is no device '{job.device}' here: {in_one_line(error)}") from None
+        must_have(job.device)
 
     def _open(self) -> Corpus:
         corpus = self.task.open(lambda n: self.tick("reading", n))

@@ -72,3 +72,5 @@ def test_the_law_holds(name):
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="float32 models on a cpu"):
         quantise(made("gpt2").half())
+    with pytest.raises(UserError, match="two towers"):
+        quantise(build(recipes.load("clip", "tiny") | {"vocab": 61}))

@@ -1,0 +1,33 @@
+"""Caches that are no larger than needed, and sources that are held once."""
+
+import pytest
+import torch
+
+from regard.core import build, select
+from regard.kernels.cache import Source
+
+
+def test_a_cache_that_is_too_small_grows():
+    """As it does after rows were chosen, when only what is used is kept."""
+    model = build("gpt2", size="tiny", vocab=61).eval()
+    tokens = torch.randint(61, (3, 40))
+    with torch.no_grad():
+        state, found = model.start(3, 2), []
+        for begin, end in ((0, 1), (1, 20), (20, 21), (21, 40)):
+            scores, state = model.step(tokens[:, begin:end], state)
+            found.append(scores)
+        assert torch.cat(found, 1) == pytest.approx(model(tokens), abs=1e-4)
+
+
+def test_a_source_is_shared_by_rows_and_let_go():
+    """What decoding relies on: rows that look at one source hold it once."""
+    keys = torch.arange(3.0).view(3, 1, 1, 1)
+    source = Source(keys, keys, torch.zeros(3, 1, dtype=torch.long), torch.arange(3))
+    beams = select(source, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert beams.keys is keys
+    assert beams.settled() is beams
+    left = select(beams, torch.tensor([5, 4, 1, 0])).settled()
+    assert left.keys.flatten().tolist() == [2, 0]
+    assert left.rows.tolist() == [0, 0, 1, 1]
+    odd = select(beams, torch.tensor([0, 2, 3])).settled()
+    assert odd.keys.flatten().tolist() == [0, 1, 1]
