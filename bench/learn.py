@@ -23,7 +23,8 @@ import results
 import runs
 import shakespeare
 from regard.core import recipe as recipes
-from regard.run import Way, load
+from regard.folder import load
+from regard.run import Way
 
 TRAIN = {
     "train.optimiser": "adamw",

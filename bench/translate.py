@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -27,8 +28,8 @@ from regard.convert import convert
 from regard.core import recipe as recipes
 from regard.core.recipe import save_beside
 from regard.export import export
+from regard.folder import load
 from regard.metrics import whole
-from regard.run import load
 
 
 def sources(run: Path, count: int) -> dict:
@@ -84,12 +85,15 @@ def main() -> None:
         as_marian(given.run, Path(folder))
         export(given.run, Path(folder) / "ct2", "ctranslate2")
         shared = (str(file), str(given.beam), str(threads))
+        subprocess.run([*runs.REGARD, "shortlist", str(given.run), "--data", str(multi30k.pieces())], check=True)
         ours, theirs, fast = str(given.run), str(Path(folder) / "marian"), str(Path(folder) / "ct2")
         made = [
             Contender("regard", "translate.py", "ours", ours, *shared, threads=threads),
             Contender("regard, stop = likely", "translate.py", "ours", ours, *shared, "stop=likely", threads=threads),
             Contender("regard, int8", "translate.py", "ours", ours, *shared, "int8", threads=threads),
+            Contender("regard, shortlist", "translate.py", "ours", ours, *shared, "shortlist", threads=threads),
             Contender("CTranslate2", "translate.py", "ctranslate2", fast, *shared, threads=threads),
+            Contender("CTranslate2, a batch per core", "translate.py", "ctranslate2", fast, *shared, "each", threads=1),
             Contender("CTranslate2, int8", "translate.py", "ctranslate2", fast, *shared, "int8", threads=threads),
             Contender("Hugging Face", "translate.py", "hugging", theirs, *shared, threads=threads),
         ]

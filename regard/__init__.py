@@ -17,6 +17,6 @@ __version__ = "0.1.0"
 def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run:
     """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. int8: with weights of
     eight bits, which decode faster on a processor."""
-    from .run import load  # brings tokenizers and much else along
+    from .folder import load  # brings tokenizers and much else along
 
     return load(folder, device, int8)

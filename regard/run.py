@@ -1,4 +1,4 @@
-"""A run folder, loaded: the model, its tokenizers, and what can be asked of them.
+"""A run: the model, its tokenizers, and what can be asked of them.
 
 run = regard.load("runs/x")
 run.predict(["hello"])[0][0].text
@@ -7,36 +7,32 @@ for piece in run.stream("once upon a time"): print(piece, end="")
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.core import Model, UserError, build, restore, select
-from regard.core.errors import in_one_line, short
+from regard.core import Model, UserError, select
 from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
 from regard.decode.rules import as_one, never, together
+from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.way import knobs
-from regard.kernels.int8 import quantise
-from regard.train import checkpoint
+from regard.decode.workers import at_once
 
-if TYPE_CHECKING:
-    from regard.use.nodes import NodeLabeller
-    from regard.use.reader import Reader
-
-__all__ = ["Alignment", "Prediction", "Run", "Way", "about", "load", "tokenizers"]
+__all__ = ["Alignment", "Prediction", "Run", "Way"]
 
 AHEAD = 4096  # texts that are sorted by length together
+ALONE = 64  # rows, beams counted, that are enough for a thread of their own
+SIDE_BY_SIDE = 1024  # rows of a batch; more gains nothing
+STATE = 1 << 29  # bytes that the states of all batches may take
 LONGEST = 10_000  # tokens of an input, where nothing else is said
 MOST = 200  # new tokens after a prompt, where nothing else is said
 HALF = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
@@ -80,7 +76,7 @@ class Run:
 
     takes = "texts"
     options = ("beam", "penalty", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed", "most", "cut",
-               "guess", "align", "stream", "draft")  # fmt: skip
+               "guess", "align", "stream", "draft", "shortlist")  # fmt: skip
 
     def __init__(
         self,
@@ -104,7 +100,10 @@ class Run:
 
     @draft.setter
     def draft(self, run: Run | str | Path | None) -> None:
-        run = load(run, str(self.device)) if isinstance(run, str | Path) else run
+        if isinstance(run, str | Path):
+            from regard.folder import load
+
+            run = load(run, str(self.device))  # type: ignore[assignment]
         if run is not None and not (isinstance(run, Run) and run.target.hash() == self.target.hash()):
             raise UserError("a draft must be a model over the very same tokens")
         if run is not None and (run.pairs or self.pairs):
@@ -180,8 +179,13 @@ class Run:
         while some := list(islice(source, ahead)):
             coded = self.code(some, way, begun)
             found: list[list[Prediction]] = [[]] * len(some)
-            for rows in self._batches(coded, way):
-                for row, answers in zip(rows, self._answer([coded[row] for row in rows], way, align), strict=True):
+
+            def work(rows: list[int], coded: list[Coded] = coded) -> list[list[Prediction]]:
+                return self._answer([coded[row] for row in rows], way, align)
+
+            workers = 1 if align else self._workers(len(some) * way.beam)  # to see where it looks, one watches it
+            for rows, told in at_once(self._batches(coded, way, workers), work, workers):
+                for row, answers in zip(rows, told, strict=True):
                     found[row] = answers
                 tick(len(rows))
             yield from found
@@ -266,27 +270,57 @@ class Run:
         tokens, valid = pad_rows(rows, pad)  # type: ignore[arg-type]
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
-    def _batches(self, coded: list[Coded], way: Way) -> Iterator[list[int]]:
-        """Which inputs go together: of about equal length, and no more positions than `way.tokens`."""
-        rows: list[int] = []
-        for i in sorted(range(len(coded)), key=lambda i: len(coded[i].ids)):
-            positions = way.beam * (len(coded[i].ids) + self._most(coded[i], way))
-            if rows and (len(rows) + 1) * positions > way.tokens:
-                yield rows
-                rows = []
-            rows.append(i)
-        if rows:
-            yield rows
+    def _workers(self, rows: int) -> int:
+        """How many batches are worked on at once."""
+        most = torch.get_num_threads() if self.device.type == "cpu" else 1
+        return max(min(most, rows // ALONE), 1)
+
+    def _batches(self, coded: list[Coded], way: Way, workers: int) -> list[list[int]]:
+        """Which inputs go together: of about equal length, as many as there is room for, the longest first."""
+        batches: list[list[int]] = []
+        room = 0  # of the last batch, in inputs
+        share = -(-len(coded) // workers)  # so that nobody is idle
+        for i in sorted(range(len(coded)), key=lambda i: -len(coded[i].ids)):
+            if not room:
+                batches.append([])
+                room = min(self._room(len(coded[i].ids) + self._most(coded[i], way), way, workers), share)
+            batches[-1].append(i)
+            room -= 1
+        return batches
+
+    def _room(self, positions: int, way: Way, workers: int) -> int:
+        """Inputs of such a length that go together."""
+        if way.tokens:
+            return max(way.tokens // (way.beam * positions), 1)
+        state = self.model.cost(1, positions - 1).state
+        return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // way.beam, 1)
 
     def _answer(self, coded: list[Coded], way: Way, align: bool) -> list[list[Prediction]]:
         request = self.request(coded, way)
         guesses = None if self.draft is None else self.draft.model
-        found = search(self.model, request, way, self._seeds(coded, way), guesses)
+        if way.shortlist:
+            found = self._search_few(coded, request, way)
+        else:
+            found = search(self.model, request, way, self._seeds(coded, way), guesses)
         looked = iter(self._alignments(coded, request, found) if align else ())
         return [
             [self._prediction(one, answer, next(looked, None)) for answer in answers]
             for one, answers in zip(coded, found, strict=True)
         ]
+
+    def _search_few(self, coded: list[Coded], request: Request, way: Way) -> list[list[Hypothesis]]:
+        """Among the tokens that go with those of the sources."""
+        ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
+        always = torch.tensor([*self.opening, self.target.end], device=self.device)
+        few = Fewer(self.model, torch.cat((self.shortlist.among(ids), always)).unique())
+        return few.told(search(few, few.asked(request), way, self._seeds(coded, way)))
+
+    @cached_property
+    def shortlist(self) -> Shortlist:
+        """Of the run folder."""
+        if not self.pairs or self.folder is None:
+            raise UserError("a shortlist is for a run that turns a source into a target")
+        return Shortlist.load(self.folder / FILE, (self.model.source_vocab, self.model.vocab))
 
     def _prediction(self, one: Coded, answer: Hypothesis, alignment: Alignment | None) -> Prediction:
         tokens = self.target.tokens(answer.tokens)
@@ -316,117 +350,3 @@ class Run:
             target = self.target.tokens([*answer.tokens, *([self.target.end] if answer.ended else [])])
             begun = len(self.opening) - 1
             yield Alignment(weights[begun : begun + len(target), : len(source)].tolist(), source, target)
-
-
-def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run | Reader | NodeLabeller:
-    """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
-    `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
-    loaded = _load(Path(folder), device)
-    if int8:
-        quantise(loaded.model)
-    return loaded
-
-
-def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
-    if not folder.is_dir():
-        raise UserError(f"there is no run folder '{short(folder)}'")
-    told = about(folder)
-    graph = told.get("tokenizers") == []  # nothing is read in tokens
-    source, target = (None, None) if graph else tokenizers(folder)
-    must_have(device)
-    finished = (folder / "model.safetensors").is_file()
-    model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
-    if graph:
-        return face_of(model)(model, folder, note)
-    assert source is not None
-    assert target is not None
-    hashes = told.get("tokenizers") or [None, None]
-    head = getattr(model, "head", None)
-    classes = getattr(head, "classes", None)  # the target's tokens are labels, after the special ones
-    said = model.vocab if classes is None else target.size - target.labels + classes
-    sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
-    for side, tokenizer, size, known in sides:
-        if tokenizer.size > size or (tokenizer.size < size and "origin" not in told):  # others pad their tables
-            raise UserError(
-                f"{short(folder)}: the {side} tokenizer has {tokenizer.size} tokens and the model {size}: they do not "
-                "belong together"
-            )
-        if known is not None and tokenizer.hash() != known:
-            raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
-    face = face_of(model)
-    if face is Run:
-        return Run(model, source, target, folder, bool(told.get("documents", True)), note, "origin" in told)
-    return face(model, source, target, folder, note)
-
-
-def must_have(device: str) -> None:
-    """Refuse a device that is not here."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
-
-
-# What a model has learned, and where it matters what it reads -> module and class in regard/use that answers with it;
-# else it is a Run.
-FACES = {
-    "classify": "label.Labeller",
-    "classify images": "images.ImageLabeller",
-    "contrastive": "towers.Pairer",
-    "match": "match.Matcher",
-    "tag": "tag.Tagger",
-    "embed": "embed.Embedder",
-    "masked": "fill.Filler",
-    "nodes": "nodes.NodeLabeller",
-    "permuted": "onward.Onward",
-    "span_corruption": "spans.SpanFiller",
-    "transcribe": "transcribe.Transcriber",
-}
-
-
-def face_of(model: Model) -> Any:
-    """The class that answers with such a model."""
-    objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
-    reads = getattr(getattr(model, "embed", None), "reads", "text")
-    module, _, face = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
-    return getattr(import_module(f"regard.use.{module}"), face) if face else Run
-
-
-def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
-    """The newest whole checkpoint, and a sentence about it."""
-    path, numbers, complaints = checkpoint.newest(folder / "checkpoints")
-    if path is None:
-        why = f" ({complaints[0]})" if complaints else ""
-        raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
-    model = build(folder / "recipe.toml")
-    checkpoint.read(path, model)
-    note = f"this run is not finished: this is the model of step {numbers['step']:,}"
-    return model.to(device), "; ".join([note, *complaints])
-
-
-def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
-    """The source's and the target's, one and the same when they are joint."""
-    told = about(folder)
-    marks = told.get("marks")  # of a model that came from elsewhere
-    joint = folder / "tokenizer.json"
-    if joint.is_file():
-        one = Tokenizer.load(joint, marks)
-        return one, one
-    source, target = (folder / f"{side}.tokenizer.json" for side in ("source", "target"))
-    if marks is not None and not source.is_file():
-        raise UserError(f"{short(folder)} holds no tokenizer.json, and texts cannot be read without one: put it there")
-    return Tokenizer.load(source, marks), Tokenizer.load(target, told.get("target_marks", marks))
-
-
-def about(folder: Path) -> dict[str, Any]:
-    """What run.json says."""
-    path = folder / "run.json"
-    if not path.is_file():
-        raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{short(path)} does not tell about a run")
-    return told

@@ -10,7 +10,8 @@ import torch
 from regard.cli import main
 from regard.core import UserError
 from regard.export import export
-from regard.run import Run, Way, load
+from regard.folder import load
+from regard.run import Run, Way
 from regard.train.job import Job, start
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

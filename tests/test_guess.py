@@ -5,7 +5,8 @@ import json
 import pytest
 
 from regard.cli import main
-from regard.run import Way, load
+from regard.folder import load
+from regard.run import Way
 from regard.train.job import Job, start
 
 TEXT = "".join(

@@ -1,8 +1,10 @@
 """A run folder at work: predictions in order and in batches, alignments, streams, loading, and bad input."""
 
+import copy
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from regard.core import Model, UserError, recipe, select, watch
 from regard.data import Tokenizer
 from regard.decode import Request, Way, greedy
 from regard.decode.sample import Said
-from regard.run import Coded, Run, load
+from regard.folder import load
+from regard.run import Coded, Run
 from regard.train import checkpoint
 
 TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat and a cat sat", "dog and cat", "mat"]
@@ -73,16 +76,66 @@ def test_a_batch_is_its_texts_one_by_one_and_in_order(which, how, request):
 def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
     way = Way(beam=2, tokens=200)
     coded = translator.code(TEXTS * 5, way)
-    batches = list(translator._batches(coded, way))
+    batches = translator._batches(coded, way, 1)
     assert sorted(row for rows in batches for row in rows) == list(range(35))
     assert len(batches) > 3
     lengths = [[len(coded[row].ids) for row in rows] for rows in batches]
-    assert [length for rows in lengths for length in rows] == sorted(len(one.ids) for one in coded)
+    assert [length for rows in lengths for length in rows] == sorted((len(one.ids) for one in coded), reverse=True)
     for rows in lengths:
         assert len(rows) == 1 or 2 * len(rows) * (max(rows) + 2 * max(rows) + 20) <= 200
     small, large = (translator.predict(TEXTS, Way(beam=2, most=9, tokens=n)) for n in (1, 100_000))
     for one, two in zip(small, large, strict=True):
         close(one, two)
+
+
+def test_without_a_budget_states_decide(translator, monkeypatch):
+    way = Way(beam=2, most=9)
+    coded = translator.code(TEXTS * 5, way)
+    assert [len(rows) for rows in translator._batches(coded, way, 1)] == [35]
+    assert [len(rows) for rows in translator._batches(coded, way, 2)] == [18, 17]
+    longest = translator.model.cost(1, max(len(one.ids) for one in coded) + 9 - 1).state
+    monkeypatch.setattr("regard.run.STATE", 2 * 4 * longest)
+    sizes = [len(rows) for rows in translator._batches(coded, way, 1)]
+    assert sizes[0] == 4
+    assert sizes[-2] > 4
+    monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
+    assert max(len(rows) for rows in translator._batches(coded, way, 1)) == 3
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("which", ["translator", "writer"])
+def test_several_batches_at_once(which, how, request, monkeypatch):
+    """Each by a thread of its own: the answers stay, in their order, and so do torch's threads."""
+    run = request.getfixturevalue(which)
+    alone = run.predict(TEXTS * 3, HOW[how])
+    used = []
+    answer = Run._answer
+    monkeypatch.setattr("regard.run.ALONE", 2)
+    monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr(Run, "_answer", lambda *a: used.append(threading.get_ident()) or answer(*a))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        done = []
+        together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
+        assert torch.get_num_threads() == 3
+        with pytest.raises(UserError, match="not numbers"):
+            _broken(run).predict(TEXTS * 3, HOW[how])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(used)) > 1
+    assert threading.get_ident() not in used
+    assert sum(done) == len(TEXTS) * 3
+    for one, two in zip(alone, together, strict=True):
+        close(one, two)
+
+
+def _broken(run: Run) -> Run:
+    model = copy.deepcopy(run.model)
+    with torch.no_grad():
+        next(model.stack.parameters()).fill_(torch.nan)
+    return Run(model, run.source, run.target)
 
 
 def test_answers_come_while_texts_are_still_read(translator):

@@ -43,6 +43,8 @@ class Fixed:
 class Masked:
     """Tokens that are hidden, where they stand."""
 
+    splits = True
+
     def __call__(self, model, batch):
         from types import SimpleNamespace
 

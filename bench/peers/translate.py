@@ -1,6 +1,6 @@
 """Translates the sentences of a file, by beam search, in one of three ways.
 
-    translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|stop=...]
+    translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|shortlist|each|stop=...]
 
 SOURCES.json: {"texts": [...], "tokens": [[...]], "ids": [[...]], "pad": n}. Texts are pieces between spaces.
 """
@@ -22,7 +22,10 @@ if which == "ctranslate2":
     import ctranslate2
 
     kind = "int8" if "int8" in more else "float32"
-    translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
+    many = threads if "each" in more else 1  # batches at once
+    translator = ctranslate2.Translator(
+        folder, compute_type=kind, inter_threads=many, intra_threads=max(threads // many, 1)
+    )
 
     def translate() -> list[str]:
         found = translator.translate_batch(
@@ -62,7 +65,7 @@ else:
     torch.set_num_threads(threads)
     run = regard.load(folder, int8="int8" in more)
     stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")
-    way = Way(beam=beam, stop=stop)
+    way = Way(beam=beam, stop=stop, shortlist="shortlist" in more)
 
     def translate() -> list[str]:
         return [found[0].text for found in run.predict(told["texts"], way)]

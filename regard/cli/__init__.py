@@ -1,6 +1,6 @@
 """The command line: one file for each group of commands. Mistakes are told in a sentence."""
 
-from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, train
+from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, shortlist, train
 from .app import app, main
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "pack",
     "predict",
     "profile",
+    "shortlist",
     "train",
 ]

@@ -13,7 +13,7 @@ from rich.table import Table
 from regard import UserError
 
 from .app import AsJson, Parts, app, dump
-from .predict import Beam, Device, Int8, Most, Penalty, TheRun, opened, way_of
+from .predict import Beam, Device, Few, Int8, Most, Penalty, TheRun, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Source, Target
 
 
@@ -38,6 +38,7 @@ def evaluate(
         int | None, typer.Option(help="Positions that a language model remembers from before; 0: none.")
     ] = None,
     bad_lines: BadLines = "refuse",
+    shortlist: Few = False,
     device: Device = "cpu",
     int8: Int8 = False,
     parts: Parts = None,
@@ -47,7 +48,7 @@ def evaluate(
     from regard.evaluate import evaluate as measured
 
     loaded = opened(run, device, parts, int8)
-    way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most)
+    way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most, shortlist=shortlist or None)
     lines = examples(loaded, data, source, target, columns, part, bad_lines)
     names = metric or loaded.metrics
     if memory is not None and hasattr(loaded, "evaluate"):
@@ -84,7 +85,7 @@ def examples(
 ) -> Any:
     """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
     from regard.data import open_corpus
-    from regard.run import about
+    from regard.folder import about
 
     if part not in ("train", "dev", "test"):
         raise UserError(f"--part is train, dev or test, not '{part}'")

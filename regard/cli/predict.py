@@ -28,6 +28,10 @@ Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="N
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")]
 
+Few = Annotated[
+    bool, typer.Option("--shortlist", help="Score likely words alone, by the list that 'regard shortlist' made.")
+]
+
 
 @app.command()
 def predict(
@@ -78,6 +82,7 @@ def predict(
     timestamps: Annotated[bool, typer.Option("--timestamps", rich_help_panel=OTHER, help="Tell the times.")] = False,
     align: Annotated[bool, typer.Option("--align", help="With --json: where the decoder looked.")] = False,
     stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
+    shortlist: Few = False,
     device: Device = "cpu",
     int8: Int8 = False,
     parts: Parts = None,
@@ -101,7 +106,8 @@ def predict(
            "align": align or None, "stream": stream or None, "draft": draft}  # fmt: skip
     guess = 4 if draft is not None and guess is None else guess
     way = way_of(loaded, own, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
-                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess)  # fmt: skip
+                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
+                 shortlist=shortlist or None)  # fmt: skip
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], way, as_json)
     texts = lines_of(files or ["-"])
@@ -119,7 +125,7 @@ def predict(
 
 def opened(run: Path, device: str, parts: list[Path] | None, int8: bool = False) -> Any:
     """What answers with a run."""
-    from regard.run import load
+    from regard.folder import load
 
     for folder in parts or []:
         add_folder(folder)

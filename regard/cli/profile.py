@@ -35,9 +35,9 @@ def profile(
 
     from regard import build, restore
     from regard import profile as measure
+    from regard.folder import must_have
     from regard.look import picture
     from regard.look import profile as drawing
-    from regard.run import must_have
     from regard.train.settings import Settings
 
     must_have(device)

@@ -22,7 +22,7 @@ from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import nearest, short
 from regard.data.tokenizer import Tokenizer
-from regard.run import about, tokenizers
+from regard.folder import about, tokenizers
 from regard.train.session import session
 
 from .family import Config, Family, every_family, family_of

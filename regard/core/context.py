@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Context:
     memory:    the encoder's output, for mixers that look across.
     pattern:   what this batch adds to every self-attention's own pattern (packed documents, a graph).
     segments:  (batch, time), sentence numbers for embeds that want them.
+    known:     what a layer has found out that is the same for others: see `once`.
     """
 
     positions: Tensor
@@ -43,6 +45,7 @@ class Context:
     memory: Memory | None = None
     pattern: Pattern | None = None
     segments: Tensor | None = None
+    known: dict = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def begin(cls, batch: int, time: int, device: torch.device | str = "cpu", **known) -> Context:
@@ -61,6 +64,13 @@ class Context:
         positions, valid, segments = cut
         assert positions is not None
         return replace(self, positions=positions, valid=valid, segments=segments, fresh=False)
+
+    def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
+        """What `find` finds, which depends on `what` and on the places of this step alone; asked for once."""
+        key = (what, id(self.positions), id(self.valid))
+        if key not in self.known:
+            self.known[key] = (find(), self.positions, self.valid)  # these two live as long, so their ids are theirs
+        return self.known[key][0]
 
     @cached_property
     def lengths(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -211,6 +212,21 @@ class Model(nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""
         return self.head(x[:, None], Context.begin(len(x), 1, x.device))[:, 0]
+
+    def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """`scores`, but of some tokens (n,) alone: (rows, n)."""
+        like = next(self.parameters())
+        known = self.head.linear(like.new_zeros(1, 1, self.stack.width), Context.begin(1, 1, like.device))
+        if known is None:
+            raise UserError("this model's scores are not made by one product, so that none of them can be left out")
+        table, bias = known[1][tokens], None if known[2] is None else known[2][tokens]
+
+        def scores(x: Tensor) -> Tensor:
+            made = self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
+            assert made is not None
+            return nn.functional.linear(made[0][:, 0], table, bias)
+
+        return scores
 
     def _step(
         self, tokens: Tensor, state: State, valid: Tensor | None, segments: Tensor | None

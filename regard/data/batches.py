@@ -6,6 +6,7 @@ Where a run stands in its data is two numbers, epoch and index, so that it can g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +32,38 @@ class Batch(NamedTuple):
     segments: Tensor | None = None  # (batch, time) which text of a pair each token is of
     second: Tensor | None = None  # (batch,) what else is asked of each row: is the second text the next one?
     place: int | None = None  # of a text in streams: where in them its first column stands
+
+    @property
+    def positions(self) -> int:
+        """All that a model works on, padding and source included."""
+        given = [self.tokens] if self.source is None else [self.tokens, self.source]
+        return sum(tensor.shape[0] * tensor.shape[1] for tensor in given)
+
+    def parts(self, most: int) -> list[Batch]:
+        """The same rows in batches of about `most` positions, none wider than it needs."""
+        many = min(round(self.positions / most), len(self.tokens))
+        if many < 2 or any(one is not None for one in (self.pattern, self.place, self.second)):
+            return [self]
+        edges = [len(self.tokens) * i // many for i in range(many + 1)]
+        return [self._rows(slice(begin, end)) for begin, end in pairwise(edges)]
+
+    def _rows(self, rows: slice) -> Batch:
+        def some(tensor: Tensor | None, valid: Tensor | None) -> Tensor | None:
+            wide = None if valid is None else int(valid[rows].sum(1).max())
+            return None if tensor is None else tensor[rows] if wide is None else tensor[rows, :wide]
+
+        tokens, targets = some(self.tokens, self.valid), some(self.targets, self.valid)
+        assert tokens is not None
+        assert targets is not None
+        return self._replace(
+            tokens=tokens,
+            targets=targets,
+            valid=some(self.valid, self.valid),
+            source=some(self.source, self.source_valid),
+            source_valid=some(self.source_valid, self.source_valid),
+            count=int((targets != IGNORE).sum()),
+            segments=some(self.segments, self.valid),
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))

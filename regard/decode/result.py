@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.core import Memory, UserError, select
 
-ROWS = 64  # whose scores are made at a time
+SCORES = 2_500_000  # made at a time: they stay in the processor's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
 Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row has said (rows, time) -> other scores
 
@@ -96,11 +96,11 @@ class Request(NamedTuple):
         its prefix, and the state after them."""
         if hasattr(model, "ahead"):
             x, state = model.ahead(tokens, state, valid)
-            return Next(x, model.scores, self, said), state
+            return Next(x, model.scores, self, said, max(SCORES // model.vocab, 1)), state
         scores, state = model.step(tokens, state, valid)
         last = valid.sum(1) - 1 if valid is not None else torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
         rows = torch.arange(len(scores), device=scores.device)
-        return Next(scores[rows, last], lambda scores: scores.clone(), self, said), state
+        return Next(scores[rows, last], lambda scores: scores.clone(), self, said, len(scores)), state
 
     def ruled(self, scores: Tensor, said: Tensor) -> Tensor:
         """scores (rows, vocab) after what each row has said (rows, time)."""
@@ -121,11 +121,12 @@ class Next(NamedTuple):
     make: Callable[[Tensor], Tensor]
     request: Request
     said: Tensor  # (rows, time) by each row since its prefix
+    many: int  # rows whose scores are made at a time
 
     def each(self, work: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `work` makes of scores (n, vocab), which are its own, and of the rows that they are of; all rows
         together. On a processor the scores of a few rows are worked on while they are near."""
-        many = ROWS if self.x.device.type == "cpu" else len(self.x)
+        many = self.many if self.x.device.type == "cpu" else len(self.x)
         found = []
         for begin in range(0, len(self.x), many):
             rows = slice(begin, begin + many)

@@ -166,6 +166,7 @@ def draw(weights: Tensor, tokens: Tensor | None, noise: Tensor) -> Tensor:
     """The token at which the running sum of the weights reaches the share `noise` (rows,) of it, above 0, up to 1."""
     sums = weights.cumsum(-1)
     chosen = torch.searchsorted(sums, noise[:, None].to(sums.dtype) * sums[:, -1:])
+    chosen = chosen.clamp(max=sums.shape[-1] - 1)  # what is not a number is found out later
     return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
 
 

@@ -32,7 +32,8 @@ class Way:
     most:        new tokens at the most; 0: twice the source and 20 more, or 200 after a prompt.
     longest:     tokens of an input; 0: 10,000, or what the model's positions allow.
     cut:         shorten a longer input (a source at its end, a prompt at its beginning) instead of refusing it.
-    tokens:      positions that are worked on side by side, all beams counted: more is faster and takes more memory.
+    shortlist:   score only target tokens that go with those of the sources: see decode/shortlist.py.
+    tokens:      positions that are worked on side by side, all beams counted; 0: as many as their states have room.
     """
 
     beam: int = 1
@@ -49,7 +50,8 @@ class Way:
     most: int = 0
     longest: int = 0
     cut: bool = False
-    tokens: int = 16384
+    shortlist: bool = False
+    tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -57,7 +59,7 @@ class Way:
             ("best", 1),
             ("most", 0),
             ("longest", 0),
-            ("tokens", 1),
+            ("tokens", 0),
             ("top_k", 0),
             ("guess", 0),
         ):
@@ -73,6 +75,8 @@ class Way:
             raise UserError("beam search takes no temperature and no repetition penalty: for those say decode.beam = 1")
         if self.beam > 1 and self.guess:
             raise UserError("beam search reads no guesses: for those say decode.beam = 1")
+        if self.shortlist and self.guess:
+            raise UserError("guesses are for language models, and shortlists for translation: give one of them")
         if not self.draws and any(getattr(self, name) != getattr(Way, name) for name in DRAWN):
             raise UserError("top_k, top_p and min_p say how to draw at random: give decode.temperature as well")
         if self.best > self.beam:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUND = 16  # slots: a cache is cut down and grows by so many
+ROUND = 8  # slots: a cache is cut down and grows by so many
 
 
 class Cache(NamedTuple):
@@ -22,14 +22,18 @@ class Cache(NamedTuple):
         return self.at.shape[1] - 1
 
     def select(self, rows: Tensor) -> Cache:
-        """Of some rows; only slots in use are copied."""
+        """Of some rows; only slots in use are copied, and one more, which will be wanted next."""
         used = (self.at[:, :-1] >= 0).any(0).nonzero()
-        keep = min(_round(int(used[-1]) + 1 if len(used) else 0), self.room) + 1
+        keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
         return Cache(*(tensor[:, :keep].index_select(0, rows) for tensor in self))
 
     def grow(self, room: int) -> Cache:
         """With so many slots, and a few more."""
-        more = max(_round(room), self.room + self.room // 2) - self.room
+        return self.widen(max(_round(room), self.room + self.room // 2))
+
+    def widen(self, room: int) -> Cache:
+        """With so many slots, if it has not more already."""
+        more = room - self.room
         if more <= 0:
             return self
         keys, values = (torch.cat((t[:, :-1], t.new_zeros(len(t), more + 1, *t.shape[2:])), 1) for t in self[:2])
@@ -39,8 +43,8 @@ class Cache(NamedTuple):
 class Source(NamedTuple):
     """Keys and values of what does not change while a sequence grows: an encoder's output. Rows may share them."""
 
-    keys: Tensor  # (sources, m, kv_heads, key_dim)
-    values: Tensor  # (sources, m, kv_heads, dim)
+    keys: Tensor  # (sources, kv_heads, m, key_dim)
+    values: Tensor  # (sources, kv_heads, m, dim)
     at: Tensor  # (sources, m) the place of each, -1 where it is not real
     rows: Tensor  # (batch,) the source of each row
 

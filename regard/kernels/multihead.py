@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Growth, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
+from regard.core import Context, Cost, Growth, Memory, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 
@@ -125,11 +125,15 @@ class MultiHead(Mixer[Cache | Source]):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.over == "memory":
             return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
+        see = context.once(self.pattern, lambda: self._whole(context))
+        return self.look(x, *self.keys(x, see.query_at), see, context.valid)
+
+    def _whole(self, context: Context) -> See:
+        """What can be seen in a whole sequence."""
         pattern = self._pattern(context)
         at = context.positions[:1] if context.fresh else context.positions
         padded = context.valid is not None and not pattern.causal
-        see = See(pattern, at, context.marked if padded else at, context.fresh, padded)
-        return self.look(x, *self.keys(x, at), see, context.valid)
+        return See(pattern, at, context.marked if padded else at, context.fresh, padded, {})
 
     def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, like = context.positions.shape[0], next(self.parameters())
@@ -137,9 +141,10 @@ class MultiHead(Mixer[Cache | Source]):
             if context.memory is None:
                 raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
             memory = context.memory
-            at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
-            marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
-            return Source(*self.keys(memory.x, at), marked, torch.arange(batch, device=at.device))
+            which = ("memory", memory.x.shape[1], id(memory.valid))
+            at, marked, rows = context.once(which, lambda: _places(memory, batch))
+            keys, values = (t.transpose(1, 2).contiguous() for t in self.keys(memory.x, at))
+            return Source(keys, values, marked, rows)
         count = self.room(capacity) + 1
         keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
         return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
@@ -170,24 +175,34 @@ class MultiHead(Mixer[Cache | Source]):
         def together(tensor: Tensor) -> Tensor:
             return tensor.reshape(sources, -1, *tensor.shape[2:])
 
-        see = See(self.pattern, together(context.positions), state.at, holes=True)
+        see = context.once(  # layers that look at one and the same memory see the same
+            (self.pattern, id(state.at)),
+            lambda: See(self.pattern, together(context.positions), state.at, holes=True, known={}),
+        )
         valid = None if context.valid is None else together(context.valid)
-        y = self.look(together(x), state.keys, state.values, see, valid)
+        keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
+        y = self.look(together(x), keys, values, see, valid)
         return y.reshape(*x.shape[:2], -1), state
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         keys, values = self.keys(x, context.positions)
+        # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
+        slot, at, see = context.once((self.pattern, state.room), lambda: self._place(state, context))
+        state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
+        count = see.key_at.shape[1]
+        return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
+
+    def _place(self, state: Cache, context: Context) -> tuple[Tensor, Tensor, See]:
+        """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
         where = slots(self.pattern, context.last + 1, CHUNK)
-        slot = where.table.to(x.device)[context.positions.clamp(max=len(where.table) - 1)]
-        at = context.positions
+        slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
+        now = context.positions
         if context.valid is not None:
             slot = torch.where(context.valid, slot, state.room)
-            at = torch.where(context.valid, at, -1)
-        state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), write(state.at, slot, at))
-        count = where.counts[max(context.last, 0)]
-        keys, values, at = (tensor[:, :count] for tensor in state)
-        see = See(self._pattern(context), context.positions, at, holes=True)
-        return self.look(x, keys, values, see, context.valid), state
+            now = torch.where(context.valid, now, -1)
+        at = write(state.at, slot, now)
+        there = at[:, : where.counts[max(context.last, 0)]]
+        return slot, at, See(self._pattern(context), context.positions, there, holes=True, known={})
 
     def _pattern(self, context: Context) -> Pattern:
         """The own one and the batch's, once it is sure that every query has something to see."""
@@ -233,6 +248,13 @@ class MultiHead(Mixer[Cache | Source]):
         for m in (self.v, self.out):
             if isinstance(m, nn.Linear):
                 yield m.weight
+
+
+def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a memory's columns, (1, m), and (batch, m) with -1 for what is not real; and the number of each row."""
+    at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
+    marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
+    return at, marked, torch.arange(batch, device=at.device)
 
 
 def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Attention by torch's fused kernel, dense; where that is slow, which is in learning short sequences on a CPU, by the
-same products one after the other."""
+"""Attention by torch's fused kernel, dense; where that is slow, which is with few keys on a CPU, by the same products
+one after the other."""
 
 import torch
 import torch.nn.functional as F
@@ -9,23 +9,23 @@ from regard.core import Position
 
 from .see import See
 
-SHORT = 32  # keys, up to which the fused kernel does not pay
+SHORT = 32  # keys, up to which the fused kernel does not pay in learning
+FEW = 16  # keys, up to which it does not pay for one query that learns nothing
+LOOK = 64  # keys, up to which it does not pay for several that look at the same
+NEAR = 1 << 21  # numbers that stay in the processor's cache
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
     heads = q.shape[1]
     bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
     grouped = k.shape[1] != heads
-    short = k.shape[2] <= SHORT and not (drop or grouped) and _learns_on_cpu(q, k, v)
+    how = None if drop or grouped else _by_hand(q, k, v)
     if bias is None and see.causal_only:
-        if short:
-            ahead = torch.full((q.shape[2], k.shape[2]), float("-inf"), dtype=q.dtype).triu(1)
-            return (q @ k.transpose(2, 3) + ahead).softmax(-1) @ v
+        if how:
+            return how(q, k, v, torch.full((q.shape[2], k.shape[2]), float("-inf"), dtype=q.dtype).triu(1))
         # Padding stands on the right, so that no real query can see it.
         return F.scaled_dot_product_attention(q, k, v, None, drop, is_causal=True, scale=1.0, enable_gqa=grouped)
-    mask = see.mask(heads)
-    if mask is not None and mask.device.type == "cpu" and bool(mask.all()):
-        mask = None  # a mask that hides nothing still costs; asking another device would cost more
+    mask, sighted = see.hidden(heads)
     if mask is None:
         added = bias
     elif bias is None:
@@ -34,15 +34,34 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
         added = bias.masked_fill(~mask, float("-inf"))
     if added is not None and added.dtype != q.dtype and added.is_floating_point():
         added = added.to(q.dtype)
-    if short and (mask is None or bool(mask.any(-1).all())):
-        scores = q @ k.transpose(2, 3)
-        if added is not None:
-            scores = scores.masked_fill(~added, float("-inf")) if added.dtype == torch.bool else scores + added
-        return scores.softmax(-1) @ v
+    if how and sighted:
+        return how(q, k, v, added)
     return F.scaled_dot_product_attention(q, k, v, added, drop, scale=1.0, enable_gqa=grouped)
 
 
-def _learns_on_cpu(*tensors: Tensor) -> bool:
-    """In full precision; in half of it, products one after the other lose more than the fused kernel does."""
-    full = tensors[0].device.type == "cpu" and not torch.is_autocast_enabled("cpu") and tensors[0].dtype.itemsize > 2
-    return full and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _by_hand(q: Tensor, k: Tensor, v: Tensor):
+    """The faster way, where there is one."""
+    if q.device.type != "cpu" or torch.is_autocast_enabled("cpu") or q.dtype.itemsize <= 2:
+        return None  # in half precision, products one after the other lose more than the fused kernel does
+    queries, keys = q.shape[2], k.shape[2]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        return _products if keys <= SHORT else None
+    if queries == 1:
+        return _one if keys <= FEW and k.numel() <= NEAR else None
+    return _products if keys <= LOOK and k.is_contiguous() and v.is_contiguous() else None
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
+    return _with(q @ k.transpose(2, 3), added).softmax(-1) @ v
+
+
+def _one(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
+    """For a single query: so many tiny products are slower than none."""
+    weights = _with((q * k).sum(-1)[:, :, None], added).softmax(-1)
+    return (weights.transpose(2, 3) * v).sum(2, keepdim=True)
+
+
+def _with(scores: Tensor, added: Tensor | None) -> Tensor:
+    if added is None:
+        return scores
+    return scores.masked_fill(~added, float("-inf")) if added.dtype == torch.bool else scores + added

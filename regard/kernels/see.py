@@ -13,6 +13,7 @@ class See(NamedTuple):
 
     fresh: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
     holes: some key_at may be -1, a key that nobody may see.
+    known: where several calls ask the same, what was found out before.
     """
 
     pattern: Pattern
@@ -20,6 +21,7 @@ class See(NamedTuple):
     key_at: Tensor  # (batch or 1, m)
     fresh: bool = False
     holes: bool = False
+    known: dict[int, tuple[Tensor | None, bool]] | None = None
 
     @property
     def causal_only(self) -> bool:
@@ -31,6 +33,19 @@ class See(NamedTuple):
         if str(self.pattern) == "everything":
             return (self.key_at >= 0)[:, None, None, :] if self.holes else None
         return self.at(self.query_at[:, None, :, None], self.key_at[:, None, None, :], heads)
+
+    def hidden(self, heads: int) -> tuple[Tensor | None, bool]:
+        """The mask, None where it hides nothing (it would still cost; but to ask another device would cost more), and
+        whether every query is known to see something."""
+        if self.known is not None and heads in self.known:
+            return self.known[heads]
+        mask = self.mask(heads)
+        found = mask, mask is None
+        if mask is not None and mask.device.type == "cpu":
+            found = (None, True) if bool(mask.all()) else (mask, bool(mask.any(-1).all()))
+        if self.known is not None:
+            self.known[heads] = found
+        return found
 
     def at(self, query_at: Tensor, key_at: Tensor, heads: int) -> Tensor:
         """The same for places chosen by the caller: (b, 1, n, 1) and (b, 1, 1, m)."""

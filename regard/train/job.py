@@ -21,7 +21,8 @@ from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
-from regard.run import Run, about, must_have, tokenizers
+from regard.folder import about, must_have, tokenizers
+from regard.run import Run
 from regard.use.reader import Reader
 
 from . import checkpoint, origin

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regard.core import Model, Stack, Tap, UserError, losses
+from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.data.batches import Batch, Feed
 
 from .average import Moving
 from .optimiser import Optimiser
 from .settings import Settings
+
+PART = 2500  # positions that go through a model together on a processor: what they leave behind stays small
 
 
 class Loss(Protocol):
@@ -76,6 +78,8 @@ class Learner:
         self.casts = settings.precision == "bfloat16" and has_bfloat16(self.device)
         taps = [name for name, module in model.named_modules() if isinstance(module, Tap)]
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
+        self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
+        self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
         self.place = Place.of(feed)
         self._ready: tuple[list[Batch], Place] | None = None
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
@@ -90,7 +94,8 @@ class Learner:
         batches, self.place = self._ready or self._take()
         count = sum(batch.count for batch in batches)
         self.optimiser.zero_grad()
-        sums = [self._learn(batch, count) for batch in batches]
+        parts = [part for batch in batches for part in (batch.parts(PART) if self._splits else [batch])]
+        sums = [self._learn(part, count) for part in parts]
         norm = self.optimiser.norm()
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step

@@ -18,7 +18,7 @@ from regard.convert import Family, every_family
 from regard.core import Model, UserError
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, nearest, short
-from regard.run import about
+from regard.folder import about
 
 from . import checkpoint
 

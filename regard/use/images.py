@@ -23,7 +23,8 @@ from regard.data.batches import Batch
 from regard.data.images import Lens, from_preprocessor, usual
 from regard.data.pictures import Shown, open_part, open_pictures
 from regard.decode import Way
-from regard.run import Prediction, about
+from regard.folder import about
+from regard.run import Prediction
 
 from .reader import ranked
 

@@ -23,8 +23,9 @@ from regard.data.batches import once
 from regard.data.orders import Orders
 from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
+from regard.folder import about
 from regard.kernels.cache import write
-from regard.run import Run, about
+from regard.run import Run, Way
 from regard.train.dev import FORCED
 from regard.train.objectives.permuted import Orderly, ask, begin, measured
 from regard.train.settings import Settings
@@ -74,6 +75,9 @@ class Onward(Run):
         known = about(folder) if folder is not None and (folder / "run.json").is_file() else {}
         documents, foreign = bool(known.get("documents", True)), "origin" in known
         super().__init__(Next(model), source, target, folder, documents, note, foreign)  # type: ignore
+
+    def _room(self, positions: int, way: Way, workers: int) -> int:
+        return max((way.tokens or BUDGET) // (way.beam * positions), 1)  # there is no state: all is worked on anew
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """Of one token in a few, by orders that are always the same."""

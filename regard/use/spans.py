@@ -20,7 +20,8 @@ from regard.core import Model, UserError
 from regard.data.masks import reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Way
-from regard.run import Coded, Run, about
+from regard.folder import about
+from regard.run import Coded, Run
 from regard.train.dev import FORCED, Dev
 from regard.train.objectives.next_token import NextToken
 from regard.train.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of

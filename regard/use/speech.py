@@ -16,7 +16,7 @@ from regard.core.errors import in_one_line, nearest, short
 from regard.data.tokenizer import Tokenizer
 from regard.decode.result import Rule
 from regard.decode.rules import never, not_first, times, together
-from regard.run import about
+from regard.folder import about
 
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 TASKS = ("transcribe", "translate")

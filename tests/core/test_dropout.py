@@ -46,3 +46,21 @@ def test_does_nothing_outside_training_or_at_rate_0():
 
 def test_nothing_to_drop():
     assert Dropout(0.5)(torch.ones(0, 3)).shape == (0, 3)
+
+
+def test_what_is_added_at_once():
+    """The same as the sum, gradients too; in double, and of shapes that broadcast."""
+
+    def grads(join) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        stream, x = (torch.randn(5, 31, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        y = join(Dropout(0.3), stream, x)
+        return [y, *torch.autograd.grad((y * torch.arange(31)).sum(), (stream, x))]
+
+    for one, two in zip(
+        grads(lambda drop, stream, x: drop.add(stream, x)), grads(lambda drop, stream, x: stream + drop(x)), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+    x = torch.ones(3, 4)
+    assert torch.equal(Dropout(0.3).eval().add(x, x), 2 * x)
+    assert Dropout(0.3).add(x[:1], x).shape == (3, 4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.core import UserError
 from regard.data import IGNORE, Bucketed, Feed, Windows, once
-from regard.data.batches import pad_rows, plan
+from regard.data.batches import forced, pad_rows, plan
 
 START, END, PAD = 2, 3, 0
 
@@ -180,3 +180,24 @@ def test_pad_rows():
 def test_moves():
     (batch,) = once(Bucketed(Made([(3, 5), (4, 2)]), 100, 1, START))
     assert same(batch, batch.to("cpu"))
+
+
+def test_parts_are_the_whole():
+    """All rows once, in their order, no part wider than its rows, and as many targets in all."""
+    rows = [(np.arange(4, 4 + a), np.arange(5, 5 + b)) for a, b in [(3, 9), (7, 2), (1, 1), (5, 5), (8, 3), (2, 2)]]
+    batch = forced(rows, 1, 0)
+    assert batch.positions == 6 * (batch.tokens.shape[1] + batch.source.shape[1])
+    for most in (1, 20, 40, 1000):
+        parts = batch.parts(most)
+        assert len(parts) == min(max(round(batch.positions / most), 1), 6)
+        assert sum(part.count for part in parts) == batch.count
+        at = 0
+        for part in parts:
+            for side, valid in (("tokens", "valid"), ("targets", "valid"), ("source", "source_valid")):
+                whole, real = getattr(batch, side)[at : at + len(part.tokens)], getattr(batch, valid)
+                got = getattr(part, side)
+                assert torch.equal(got, whole[:, : got.shape[1]])
+                assert len(parts) == 1 or got.shape[1] == int(real[at : at + len(got)].sum(1).max())
+            at += len(part.tokens)
+        assert at == 6
+    assert batch._replace(place=3).parts(1)[0].tokens is batch.tokens

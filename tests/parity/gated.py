@@ -125,7 +125,7 @@ def unlimiformer(golden: Golden) -> list[Finding]:
             scores.append(more)
     findings = golden.compare({"logits": torch.cat(scores, 1)})
     for name in ("keys", "values"):
-        kept = torch.stack([getattr(layer[1], name).transpose(1, 2) for layer in whole.layers])
+        kept = torch.stack([getattr(layer[1], name) for layer in whole.layers])
         gap = float((kept - golden.extra(f"prompt_{name}")).abs().max())
         findings.append(Finding(f"{golden.system}-{golden.variant} extra {name}", gap, 1e-5))
     assert len(whole.layers) == bart["decoder_layers"]

@@ -50,6 +50,25 @@ def test_accumulation_is_one_large_batch(model):
         torch.testing.assert_close(one[name], other[name])
 
 
+def test_parts_are_one_batch(model, monkeypatch):
+    """On a processor a batch goes through the model in parts; the gradient is that of all."""
+    rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
+    for most in (1, 5, 1000):
+        monkeypatch.setattr("regard.train.learner.PART", most)
+        settings = Settings(clip=0.0, lr=1.0, schedule="constant", warmup=0, optimiser="adam")
+        learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(batch(*rows))), settings)
+        learn, seen = learner._learn, []
+        learner._learn = lambda part, count, learn=learn, seen=seen: seen.append(len(part.tokens)) or learn(part, count)
+        assert learner.advance(lambda: 0.0)
+        assert sum(seen) == 4
+        found.append((len(seen), learner.loss, gradients(learner.model)))
+    assert [many for many, _, _ in found] == [4, 3, 1]
+    for _, loss, grads in found[:2]:
+        assert loss == pytest.approx(found[2][1], rel=1e-9)
+        for name, grad in found[2][2].items():
+            torch.testing.assert_close(grads[name], grad, rtol=1e-9, atol=1e-12)
+
+
 def test_loss_per_token(model):
     learner = Learner(model(dropout=0.0), NextToken(0.3), Feed(Given(batch([3, 4, 5], [6]))), Settings(smoothing=0.3))
     one = batch([3, 4, 5], [6])

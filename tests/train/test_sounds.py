@@ -14,7 +14,7 @@ from regard.data.mel import HOP, log_mel
 from regard.data.recordings import Recorded, asked, prepare_sounds
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate import evaluate
-from regard.run import load
+from regard.folder import load
 from regard.train.job import Job, resume, start
 
 NAMES = {"low": 300, "middle": 1100, "high": 3500}

@@ -15,7 +15,7 @@ from regard.core import UserError, build
 from regard.data import Tokenizer
 from regard.data.mel import HOP, RATE
 from regard.decode import Hypothesis, Way
-from regard.run import load
+from regard.folder import load
 from regard.train.job import Job, start
 from regard.use import transcribe
 from regard.use.speech import Speech

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
 from regard.core.parts import make, name_of
+from regard.kernels.cache import Cache
 from regard.kernels.segments import Turn, join, turns
 
 
@@ -173,5 +174,7 @@ def choose(rows: Tensor, one: Any, two: Any) -> Any:
         return torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, two)
     if one is None:
         return None
+    if isinstance(one, Cache):  # one that rows were selected from may be shorter
+        one, two = one.widen(two.room), two.widen(one.room)
     parts = [choose(rows, *pair) for pair in zip(one, two, strict=True)]
     return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)

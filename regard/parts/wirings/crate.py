@@ -25,5 +25,5 @@ class Crate(Wiring):
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms[:-1], branches[:-1], strict=True):
-            stream = stream + self.drop(branch(norm(stream, context.valid)))
+            stream = self.drop.add(stream, branch(norm(stream, context.valid)))
         return branches[-1](self.norms[-1](self.between(stream), context.valid))

@@ -45,7 +45,7 @@ class Deepnorm(Wiring):
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):
-            stream = norm(self.alpha * stream + self.drop(branch(stream)), context.valid)
+            stream = norm(self.drop.add(self.alpha * stream, branch(stream)), context.valid)
         return stream
 
     @torch.no_grad()

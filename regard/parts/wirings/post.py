@@ -23,5 +23,5 @@ class Post(Wiring):
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):
-            stream = norm(stream + self.drop(branch(stream)), context.valid)
+            stream = norm(self.drop.add(stream, branch(stream)), context.valid)
         return stream

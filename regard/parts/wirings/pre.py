@@ -23,5 +23,5 @@ class Pre(Wiring):
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for norm, branch in zip(self.norms, branches, strict=True):
-            stream = stream + self.drop(branch(norm(stream, context.valid)))
+            stream = self.drop.add(stream, branch(norm(stream, context.valid)))
         return stream

@@ -28,5 +28,5 @@ class Sandwich(Wiring):
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
         for before, after, branch in zip(self.before, self.after, branches, strict=True):
-            stream = stream + self.drop(after(branch(before(stream, context.valid)), context.valid))
+            stream = self.drop.add(stream, after(branch(before(stream, context.valid)), context.valid))
         return stream

@@ -41,6 +41,8 @@ class Noise:
 class Masked:
     """smoothing: of the tokens."""
 
+    splits = True  # a batch may come in parts
+
     def __init__(self, smoothing: float = 0.0):
         self.smoothing = smoothing
 

@@ -29,6 +29,8 @@ class Loss(NamedTuple):
 class NextToken:
     """smoothing: of the labels."""
 
+    splits = True  # a batch may come in parts
+
     def __init__(self, smoothing: float = 0.0):
         self.smoothing = smoothing
 

@@ -1,0 +1,62 @@
+"""`regard shortlist`: which target words go with which source words, so that a translator scores few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from regard import UserError
+
+from .app import AsJson, app, dump
+from .evaluate import examples
+from .predict import TheRun, opened
+from .train import BadLines, Columns, Files, Source, Target
+
+
+@app.command()
+def shortlist(
+    run: TheRun,
+    data: Files = None,
+    source: Source = None,
+    target: Target = None,
+    columns: Columns = None,
+    each: Annotated[int, typer.Option(min=1, help="Target tokens for each source token.")] = 30,
+    common: Annotated[int, typer.Option(min=0, help="The most frequent target tokens, on top of these.")] = 200,
+    bad_lines: BadLines = "refuse",
+    as_json: AsJson = False,
+) -> None:
+    """Make translation faster: learn which target words go with which source words. Then: regard predict --shortlist.
+
+    From the run's own training data, unless other pairs are named."""
+    from regard.decode.shortlist import FILE, Shortlist
+
+    loaded = opened(run, "cpu", None)
+    if not getattr(loaded, "pairs", False) or loaded.takes != "texts":
+        raise UserError("a shortlist is for a run that turns a text into another")
+    lines = examples(loaded, data, source, target, columns, "train", bad_lines)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+
+        def pairs() -> Iterator[tuple[list[int], list[int]]]:
+            rows = iter(lines)
+            while some := list(islice(rows, 1000)):
+                progress.advance(task, len(some))
+                sources, targets = (list(side) for side in zip(*some, strict=True))
+                yield from zip(loaded.source.encode(sources), loaded.target.encode(targets), strict=True)
+
+        vocab = (loaded.model.source_vocab, loaded.model.vocab)
+        always = [*loaded.opening, loaded.target.end]
+        made = Shortlist.learn(pairs(), vocab, each, common, always)
+    path = run / FILE
+    made.save(path)
+    told = {"shortlist": str(path), "each": each, "common": len(made.common)}
+    if as_json:
+        return dump(told)
+    typer.echo(f"{path}: up to {each} target tokens for each source token, and {len(made.common)} for all")
+    typer.echo(f"use it: regard predict {run} --shortlist")

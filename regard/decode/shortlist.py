@@ -1,0 +1,140 @@
+"""A shortlist: which words of the target are worth a look, by the words of the source. The rest is not even scored.
+
+How likely a target token is with a source token is learned from pairs, without their order (IBM model 1):
+
+    t(y | x) = share of y's that x explains,     of each y as much as   t(y | x) / sum over x' beside it of t(y | x')
+
+Brown et al. 1993, "The Mathematics of Statistical Machine Translation". As shortlist: L'Hostis et al. 2016,
+arXiv:1610.00072. Answers can change where a word is missing from the list; log p is that among the words listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.core import Model, UserError
+from regard.core.errors import in_one_line, short
+
+from .result import Hypothesis, Request
+
+FILE = "shortlist.safetensors"
+PAIRS = 300_000  # from which it is learned, at the most
+ROUNDS = 5
+WIDE = 100  # tokens: longer texts tell little about which word goes with which
+NONE = -1
+
+
+class Shortlist:
+    """likely (source vocabulary, each): target tokens that go with each source token, best first, NONE where there are
+    fewer. common (n,): those that may always come."""
+
+    def __init__(self, likely: Tensor, common: Tensor):
+        self.likely, self.common = likely, common
+
+    def among(self, source: Tensor) -> Tensor:
+        """Target tokens, in their order, for all of these source tokens (n,) together."""
+        found = torch.cat((self.common.to(source.device), self.likely.to(source.device)[source.unique()].flatten()))
+        return found[found != NONE].unique()
+
+    @classmethod
+    def learn(
+        cls,
+        pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+        vocab: tuple[int, int],
+        each: int = 30,
+        common: int = 200,
+        always: Sequence[int] = (),
+    ) -> Shortlist:
+        """From pairs of tokens. each: target tokens for a source token; common: the most frequent target tokens, which
+        come on top, as `always` do."""
+        sources, targets, places, place = [], [], [], 0
+        often = np.zeros(vocab[1], dtype=np.int64)
+        for source, target in islice(pairs, PAIRS):
+            np.add.at(often, np.asarray(target, dtype=np.int64), 1)
+            xs, ys = np.unique(source)[:WIDE], np.unique(target)[:WIDE]
+            if not len(xs) or not len(ys):
+                continue
+            sources.append(np.tile(xs, len(ys)))
+            targets.append(np.repeat(ys, len(xs)))
+            places.append(np.repeat(np.arange(place, place + len(ys)), len(xs)))
+            place += len(ys)
+        if not place:
+            raise UserError("there are no pairs to learn a shortlist from")
+        known, link = np.unique(
+            np.concatenate(sources).astype(np.int64) * vocab[1] + np.concatenate(targets), return_inverse=True
+        )
+        seat = np.concatenate(places)
+        x, y = known // vocab[1], known % vocab[1]
+        share = np.ones(len(known))
+        for _ in range(ROUNDS):
+            beside = share[link]
+            counts = np.bincount(link, beside / np.bincount(seat, beside, place)[seat], len(known))
+            share = counts / np.bincount(x, counts, vocab[0])[x]
+        order = np.lexsort((y, -share, x))
+        rank = np.arange(len(order)) - np.searchsorted(x[order], x[order])
+        kept = order[rank < each]
+        likely = np.full((vocab[0], each), NONE, dtype=np.int32)
+        likely[x[kept], rank[rank < each]] = y[kept]
+        most = np.argsort(-often, kind="stable")[:common]
+        most = most[often[most] > 0]
+        return cls(torch.from_numpy(likely), torch.from_numpy(np.unique([*always, *most.tolist()]).astype(np.int64)))
+
+    def save(self, path: Path) -> None:
+        part = path.with_name(f"{path.name}.part")
+        try:
+            save_file({"likely": self.likely, "common": self.common}, part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, vocab: tuple[int, int]) -> Shortlist:
+        if not path.is_file():
+            raise UserError(
+                f"{short(path.parent)} has no shortlist: make one by 'regard shortlist {short(path.parent)}'"
+            )
+        try:
+            told = load_file(path)
+            likely, common = told["likely"], told["common"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+        if len(likely) != vocab[0] or max(int(likely.max()), int(common.max())) >= vocab[1]:
+            raise UserError(f"{short(path)} is of another vocabulary: make it anew by 'regard shortlist'")
+        return cls(likely.long(), common.long())
+
+
+class Fewer:
+    """A model that knows some tokens alone, under numbers of its own: their places among these."""
+
+    def __init__(self, model: Model, among: Tensor):
+        self.model, self.tokens, self.vocab = model, among, len(among)
+        self.start, self.scores = model.start, model.among(among)
+
+    def ahead(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.model.ahead(self.tokens[tokens], state, valid)
+
+    def step(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+        scores, state = self.model.step(self.tokens[tokens], state, valid)
+        return scores[..., self.tokens], state
+
+    def asked(self, request: Request) -> Request:
+        """The same in its numbers."""
+        if request.rule is not None:
+            raise UserError("a shortlist does not go with rules about what may be said, which this model has")
+        prefix = torch.searchsorted(self.tokens, request.prefix)
+        end = int(torch.searchsorted(self.tokens, torch.tensor(request.end, device=self.tokens.device)))
+        return request._replace(prefix=prefix, end=end)
+
+    def told(self, answers: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """In everybody's numbers again."""
+        names = self.tokens.tolist()
+        return [[one._replace(tokens=[names[token] for token in one.tokens]) for one in row] for row in answers]

@@ -1,0 +1,135 @@
+"""A run folder from outside: what it holds, and the face that answers with its model."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.core import Model, UserError, build, restore
+from regard.core.errors import in_one_line, short
+from regard.data.tokenizer import Tokenizer
+from regard.kernels.int8 import quantise
+from regard.run import Run
+from regard.train import checkpoint
+
+if TYPE_CHECKING:
+    from regard.use.nodes import NodeLabeller
+    from regard.use.reader import Reader
+
+
+def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run | Reader | NodeLabeller:
+    """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
+    `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+    loaded = _load(Path(folder), device)
+    if int8:
+        quantise(loaded.model)
+    return loaded
+
+
+def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder '{short(folder)}'")
+    told = about(folder)
+    graph = told.get("tokenizers") == []  # nothing is read in tokens
+    source, target = (None, None) if graph else tokenizers(folder)
+    must_have(device)
+    finished = (folder / "model.safetensors").is_file()
+    model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
+    if graph:
+        return face_of(model)(model, folder, note)
+    assert source is not None
+    assert target is not None
+    hashes = told.get("tokenizers") or [None, None]
+    head = getattr(model, "head", None)
+    classes = getattr(head, "classes", None)  # the target's tokens are labels, after the special ones
+    said = model.vocab if classes is None else target.size - target.labels + classes
+    sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
+    for side, tokenizer, size, known in sides:
+        if tokenizer.size > size or (tokenizer.size < size and "origin" not in told):  # others pad their tables
+            raise UserError(
+                f"{short(folder)}: the {side} tokenizer has {tokenizer.size} tokens and the model {size}: they do not "
+                "belong together"
+            )
+        if known is not None and tokenizer.hash() != known:
+            raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
+    face = face_of(model)
+    if face is Run:
+        return Run(model, source, target, folder, bool(told.get("documents", True)), note, "origin" in told)
+    return face(model, source, target, folder, note)
+
+
+def must_have(device: str) -> None:
+    """Refuse a device that is not here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
+
+
+# What a model has learned, and where it matters what it reads -> module and class in regard/use that answers with it;
+# else it is a Run.
+FACES = {
+    "classify": "label.Labeller",
+    "classify images": "images.ImageLabeller",
+    "contrastive": "towers.Pairer",
+    "match": "match.Matcher",
+    "tag": "tag.Tagger",
+    "embed": "embed.Embedder",
+    "masked": "fill.Filler",
+    "nodes": "nodes.NodeLabeller",
+    "permuted": "onward.Onward",
+    "span_corruption": "spans.SpanFiller",
+    "transcribe": "transcribe.Transcriber",
+}
+
+
+def face_of(model: Model) -> Any:
+    """The class that answers with such a model."""
+    objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
+    reads = getattr(getattr(model, "embed", None), "reads", "text")
+    module, _, face = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
+    return getattr(import_module(f"regard.use.{module}"), face) if face else Run
+
+
+def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
+    """The newest whole checkpoint, and a sentence about it."""
+    path, numbers, complaints = checkpoint.newest(folder / "checkpoints")
+    if path is None:
+        why = f" ({complaints[0]})" if complaints else ""
+        raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
+    model = build(folder / "recipe.toml")
+    checkpoint.read(path, model)
+    note = f"this run is not finished: this is the model of step {numbers['step']:,}"
+    return model.to(device), "; ".join([note, *complaints])
+
+
+def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
+    """The source's and the target's, one and the same when they are joint."""
+    told = about(folder)
+    marks = told.get("marks")  # of a model that came from elsewhere
+    joint = folder / "tokenizer.json"
+    if joint.is_file():
+        one = Tokenizer.load(joint, marks)
+        return one, one
+    source, target = (folder / f"{side}.tokenizer.json" for side in ("source", "target"))
+    if marks is not None and not source.is_file():
+        raise UserError(f"{short(folder)} holds no tokenizer.json, and texts cannot be read without one: put it there")
+    return Tokenizer.load(source, marks), Tokenizer.load(target, told.get("target_marks", marks))
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What run.json says."""
+    path = folder / "run.json"
+    if not path.is_file():
+        raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    if not isinstance(told, dict):
+        raise UserError(f"{short(path)} does not tell about a run")
+    return told
