@@ -63,7 +63,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "encoder-decoder": Kind(
             "Encoder-decoders: Multi30k, English to German", "bleu",
             ("--data", str(multi30k.pieces()), "--tokenizer", "pretokenised", "--metric", "bleu"),
-            {"train.batch": 4096, "train.smoothing": 0.1, "model.dropout": 0.1},
+            {"train.batch": 1024, "train.smoothing": 0.1, "model.dropout": 0.1},
         ),
     }  # fmt: skip
 

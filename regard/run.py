@@ -31,7 +31,7 @@ __all__ = ["Alignment", "Prediction", "Run", "Way"]
 
 AHEAD = 4096  # texts that are sorted by length together
 ALONE = 64  # rows, beams counted, that are enough for a thread of their own
-SIDE_BY_SIDE = 1024  # rows of a batch; more gains nothing
+SIDE_BY_SIDE = 640  # rows of a batch; more gains nothing
 STATE = 1 << 29  # bytes that the states of all batches may take
 LONGEST = 10_000  # tokens of an input, where nothing else is said
 MOST = 200  # new tokens after a prompt, where nothing else is said
@@ -277,13 +277,21 @@ class Run:
 
     def _batches(self, coded: list[Coded], way: Way, workers: int) -> list[list[int]]:
         """Which inputs go together: of about equal length, as many as there is room for, the longest first."""
+        order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
+        batches = self._cut(coded, order, way, workers, len(coded))
+        if len(batches) % workers:  # so that nobody is idle at the end
+            turns = -(-len(batches) // workers)
+            batches = self._cut(coded, order, way, workers, -(-len(coded) // (turns * workers)))
+        return batches
+
+    def _cut(self, coded: list[Coded], order: list[int], way: Way, workers: int, most: int) -> list[list[int]]:
+        """In this order, no more than `most` together."""
         batches: list[list[int]] = []
         room = 0  # of the last batch, in inputs
-        share = -(-len(coded) // workers)  # so that nobody is idle
-        for i in sorted(range(len(coded)), key=lambda i: -len(coded[i].ids)):
+        for i in order:
             if not room:
                 batches.append([])
-                room = min(self._room(len(coded[i].ids) + self._most(coded[i], way), way, workers), share)
+                room = min(self._room(len(coded[i].ids) + self._most(coded[i], way), way, workers), most)
             batches[-1].append(i)
             room -= 1
         return batches
