@@ -63,7 +63,7 @@ class Context:
         cut = [None if t is None else t[:, begin:end] for t in (self.positions, self.valid, self.segments)]
         positions, valid, segments = cut
         assert positions is not None
-        return replace(self, positions=positions, valid=valid, segments=segments, fresh=False)
+        return replace(self, positions=positions, valid=valid, segments=segments, fresh=False, known={})
 
     def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
         """What `find` finds, which depends on `what` and on the places of this step alone; asked for once."""

@@ -125,7 +125,7 @@ class MultiHead(Mixer[Cache | Source]):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.over == "memory":
             return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
-        see = context.once(self.pattern, lambda: self._whole(context))
+        see = context.once(("whole", self.pattern), lambda: self._whole(context))
         return self.look(x, *self.keys(x, see.query_at), see, context.valid)
 
     def _whole(self, context: Context) -> See:
@@ -176,7 +176,7 @@ class MultiHead(Mixer[Cache | Source]):
             return tensor.reshape(sources, -1, *tensor.shape[2:])
 
         see = context.once(  # layers that look at one and the same memory see the same
-            (self.pattern, id(state.at)),
+            ("across", self.pattern, id(state.at)),
             lambda: See(self.pattern, together(context.positions), state.at, holes=True, known={}),
         )
         valid = None if context.valid is None else together(context.valid)
@@ -187,7 +187,7 @@ class MultiHead(Mixer[Cache | Source]):
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         keys, values = self.keys(x, context.positions)
         # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
-        slot, at, see = context.once((self.pattern, state.room), lambda: self._place(state, context))
+        slot, at, see = context.once(("step", self.pattern, state.room), lambda: self._place(state, context))
         state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
         count = see.key_at.shape[1]
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state

@@ -21,7 +21,7 @@ class See(NamedTuple):
     key_at: Tensor  # (batch or 1, m)
     fresh: bool = False
     holes: bool = False
-    known: dict[int, tuple[Tensor | None, bool]] | None = None
+    known: dict[tuple[Pattern, int], tuple[Tensor | None, bool]] | None = None
 
     @property
     def causal_only(self) -> bool:
@@ -37,14 +37,14 @@ class See(NamedTuple):
     def hidden(self, heads: int) -> tuple[Tensor | None, bool]:
         """The mask, None where it hides nothing (it would still cost; but to ask another device would cost more), and
         whether every query is known to see something."""
-        if self.known is not None and heads in self.known:
-            return self.known[heads]
+        if self.known is not None and (self.pattern, heads) in self.known:
+            return self.known[self.pattern, heads]
         mask = self.mask(heads)
         found = mask, mask is None
         if mask is not None and mask.device.type == "cpu":
             found = (None, True) if bool(mask.all()) else (mask, bool(mask.any(-1).all()))
         if self.known is not None:
-            self.known[heads] = found
+            self.known[self.pattern, heads] = found
         return found
 
     def at(self, query_at: Tensor, key_at: Tensor, heads: int) -> Tensor:
