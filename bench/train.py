@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -31,26 +32,31 @@ from regard.data.batches import plan
 
 VOCAB = 10_000
 BATCH = 4096
-WANTED = {"pairs": {"Hugging Face": 2.0, "joeynmt": 5.0}, "text": {"Hugging Face": 1.5, "nanoGPT-like": 1.5}}
 
 
-def pairs() -> dict:
-    """Multi30k in pieces, numbered by how often they come; batches by length, as regard makes them."""
-    sides = [[line.split() for line in runs.lines_of(results.data(f"multi30k/bpe10k-en-de/train.{side}.gz"))]
-             for side in ("en", "de")]  # fmt: skip
-    often: dict[str, int] = {}
-    for side in sides:
-        for line in side:
-            for piece in line:
-                often[piece] = often.get(piece, 0) + 1
-    number = {piece: i + 4 for i, piece in enumerate(sorted(often, key=lambda p: (-often[p], p))[: VOCAB - 4])}
-    coded = [[[*(number.get(piece, 3) for piece in line), 2] for line in side] for side in sides]
-    lengths = np.array([[len(line) for line in side] for side in coded]).T
-    order = plan(lengths, BATCH, np.random.default_rng(1))
-    batches = [
-        {side: [coded[i][n] for n in numbers] for i, side in enumerate(("source", "target"))} for numbers in order
-    ]
-    return {"batches": batches[:120], "start": 1, "pad": 0}
+def sentences(part: str, side: str) -> list[list[str]]:
+    """Of Multi30k, in pieces."""
+    return [line.split() for line in runs.lines_of(results.data(f"multi30k/bpe10k-en-de/{part}.{side}.gz"))]
+
+
+def numbers() -> dict[str, int]:
+    """Of the pieces, by how often they come."""
+    often = Counter(piece for side in ("en", "de") for line in sentences("train", side) for piece in line)
+    return {piece: i + 4 for i, piece in enumerate(sorted(often, key=lambda p: (-often[p], p))[: VOCAB - 4])}
+
+
+def coded(lines: list[list[str]], number: dict[str, int]) -> list[list[int]]:
+    return [[*(number.get(piece, 3) for piece in line), 2] for line in lines]
+
+
+def pairs(batch: int = BATCH, most: int | None = 120) -> dict:
+    """Multi30k in batches by length, as regard makes them."""
+    number = numbers()
+    sides = {name: coded(sentences("train", side), number) for name, side in (("source", "en"), ("target", "de"))}
+    lengths = np.array([[len(line) for line in side] for side in sides.values()]).T
+    order = plan(lengths, batch, np.random.default_rng(1))[:most]
+    batches = [{name: [side[n] for n in rows] for name, side in sides.items()} for rows in order]
+    return {"batches": batches, "start": 1, "pad": 0}
 
 
 def text(context: int, rows: int) -> dict:
@@ -74,7 +80,7 @@ def masked(context: int, rows: int) -> dict:
     return made
 
 
-def hugging(kind: str, folder: Path) -> None:
+def hugging(kind: str, folder: Path, dropout: float = 0.1) -> None:
     """A model of Hugging Face's with random weights, as a folder."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
@@ -83,7 +89,7 @@ def hugging(kind: str, folder: Path) -> None:
         side = {"layers": 4, "ffn_dim": 256, "attention_heads": 4}
         both = {f"{which}_{key}": value for which in ("encoder", "decoder") for key, value in side.items()}
         config = MarianConfig(
-            vocab_size=VOCAB, d_model=128, max_position_embeddings=512, activation_function="relu", dropout=0.1,
+            vocab_size=VOCAB, d_model=128, max_position_embeddings=512, activation_function="relu", dropout=dropout,
             attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True, pad_token_id=0, eos_token_id=2,
             bos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=2, **both,
         )  # fmt: skip

@@ -1,6 +1,8 @@
 """Hugging Face transformers, trained by a plain loop: padded batches, its own loss, AdamW of torch, fused.
 
 hugging.py FOLDER BATCHES.json pairs|text|masked
+
+Where the file names a learning rate, a warm-up and a label smoothing, they are followed.
 """
 
 import json
@@ -17,6 +19,7 @@ told = json.loads(Path(file).read_text())
 auto = {"pairs": AutoModelForSeq2SeqLM, "text": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}[kind]
 model = auto.from_pretrained(folder, dtype=torch.float32)
 optimiser = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
+smoothing, warmup, clip = told.get("smoothing", 0.0), told.get("warmup", 0), told.get("clip", 1.0)
 at = 0
 
 
@@ -52,6 +55,17 @@ def loss() -> dict:
         return {"loss": float(model(**batch(0)[0]).loss)}
 
 
+def smoothed(given: dict) -> torch.Tensor:
+    labels = given.pop("labels")
+    scores = model(**given).logits
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), label_smoothing=smoothing)
+
+
+def keep(folder: str) -> dict:
+    model.save_pretrained(folder)
+    return {}
+
+
 def go(steps: str) -> dict:
     global at
     model.train()
@@ -59,14 +73,16 @@ def go(steps: str) -> dict:
     for _ in range(int(steps)):
         given, count = batch(at)
         at += 1
+        if warmup:
+            optimiser.param_groups[0]["lr"] = told["lr"] * min(at / warmup, (warmup / at) ** 0.5)
         optimiser.zero_grad()
-        found = model(**given).loss
+        found = smoothed(given) if smoothing else model(**given).loss
         found.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimiser.step()
         tokens += count
     return {"tokens": tokens, "loss": float(found.detach()), "peak": peak()}
 
 
 rest()
-serve(go, loss=loss)
+serve(go, loss=loss, keep=keep)

@@ -1,6 +1,8 @@
 """regard's own training, step by step as `regard train` does it, on the batches of a file.
 
 ours.py RUN BATCHES.json pairs|text|masked
+
+Where the file names a learning rate, a warm-up and a label smoothing, they are followed.
 """
 
 import json
@@ -10,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from regard import restore
+from regard import restore, save
 from regard.data.batches import IGNORE, Batch, Feed, forced
 from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken, of_tokens
+from regard.train.schedule import factor
 from regard.train.settings import Settings
 from worker import peak, rest, serve
 
@@ -55,8 +58,9 @@ class Masked:
 
 
 model = restore(folder)
-objective = Masked() if kind == "masked" else NextToken()
-settings = Settings(lr=1e-4, optimiser="adamw", schedule="constant", warmup=0, clip=1.0, eps=1e-8)
+objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.0))
+warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
+settings = Settings(lr=told.get("lr", 1e-4), optimiser="adamw", schedule="constant", warmup=0, clip=clip, eps=1e-8)
 learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
 
 
@@ -67,12 +71,21 @@ def loss() -> dict:
         return {"loss": float(objective(model, batch).nll) / batch.count}
 
 
+def rate() -> float:
+    return settings.lr * factor("inverse_sqrt", learner.step, warmup, 0.0) if warmup else settings.lr
+
+
+def keep(folder: str) -> dict:
+    save(model, folder)
+    return {}
+
+
 def go(steps: str) -> dict:
     before = learner.tokens
     for _ in range(int(steps)):
-        assert learner.advance(lambda: settings.lr)
+        assert learner.advance(rate)
     return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": peak()}
 
 
 rest()
-serve(go, loss=loss)
+serve(go, loss=loss, keep=keep)

@@ -5,7 +5,7 @@ from .dropout import Dropout
 from .embed import Embed
 from .errors import UserError
 from .head import Head
-from .mixer import Cost, Empty, Growth, Mixer, Pointwise, select, state_bytes
+from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
 from .model import Model, State
 from .norm import Norm
 from .parts import add_folder, find, part
@@ -22,6 +22,6 @@ from .wiring import Place, Wiring
 __all__ = [
     "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
     "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "Towers", "UserError",
-    "Wiring", "add_folder", "apart", "build", "find", "load", "losses", "part", "restore", "save", "select",
+    "Wiring", "add_folder", "apart", "build", "find", "join", "load", "losses", "part", "restore", "save", "select",
     "state_bytes", "watch",
 ]  # fmt: skip

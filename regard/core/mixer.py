@@ -6,7 +6,7 @@ However a sequence is cut into steps, the output is the same:
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -125,6 +125,32 @@ def select(state: Any, rows: Tensor) -> Any:
         return state.select(rows)
     parts = [select(part, rows) for part in state]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def join(states: Sequence[Any]) -> Any:
+    """The state of the rows of all these, which may stand at different places of their sequences: sentences enter a
+    batch. Where some hold more than others, there is nothing behind these; a state that cannot put 0 there has a `join`
+    of its own."""
+    first = states[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return under(states)
+    if hasattr(first, "join"):
+        return first.join(states)
+    parts = [join(part) for part in zip(*states, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def under(tensors: Sequence[Tensor], nothing: int = 0) -> Tensor:
+    """Rows under rows, as wide as the widest of them."""
+    shape = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    wider = []
+    for tensor in tensors:
+        more = [wide - size for wide, size in zip(shape, tensor.shape[1:], strict=True)]
+        edges = [edge for lack in reversed(more) for edge in (0, lack)]
+        wider.append(nn.functional.pad(tensor, edges, value=nothing) if any(more) else tensor)
+    return torch.cat(wider)
 
 
 def alike(one: Any, two: Any) -> bool:

@@ -19,6 +19,7 @@ from .parts import make, part
 from .passes import Pass
 from .pattern import Pattern
 from .position import Position
+from .product import for_few_rows, linear
 from .stack import Stack
 from .wiring import Place
 
@@ -185,6 +186,7 @@ class Model(nn.Module):
     ) -> State:
         """The empty state for `batch` rows with room for `capacity` positions. The encoder runs here, once."""
         self._can_step()
+        for_few_rows(self)
         if self.limit is not None and capacity > self.limit:
             raise UserError(f"the model's positions reach {self.limit}; a capacity of {capacity} is beyond them")
         memory = self._memory(source, source_valid, memory)
@@ -224,7 +226,7 @@ class Model(nn.Module):
         def scores(x: Tensor) -> Tensor:
             made = self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
             assert made is not None
-            return nn.functional.linear(made[0][:, 0], table, bias)
+            return linear(made[0][:, 0], table, bias)
 
         return scores
 

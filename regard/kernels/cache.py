@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard.core.mixer import under
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
 
@@ -40,6 +44,12 @@ class Cache(NamedTuple):
         return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1))
 
 
+    @staticmethod
+    def join(caches: Sequence[Cache]) -> Cache:
+        keys, values, at = zip(*caches, strict=True)
+        return Cache(under(keys), under(values), under(at, -1))
+
+
 class Source(NamedTuple):
     """Keys and values of what does not change while a sequence grows: an encoder's output. Rows may share them."""
 
@@ -50,6 +60,13 @@ class Source(NamedTuple):
 
     def select(self, rows: Tensor) -> Source:
         return self._replace(rows=self.rows[rows])
+
+    @staticmethod
+    def join(sources: Sequence[Source]) -> Source:
+        keys, values, at, rows = zip(*sources, strict=True)
+        before = accumulate((len(places) for places in at), initial=0)
+        mine = [own + ahead for own, ahead in zip(rows, before, strict=False)]
+        return Source(under(keys), under(values), under(at, -1), torch.cat(mine))
 
     def settled(self) -> Source:
         """The same with every source looked at by as many rows, in its order, and none by nobody."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Head, Model, UserError
 from regard.core.passes import exchange
+from regard.core.product import plain
 
 STEPS = 63  # of an input, on each side of zero
 LEAST = 1e-12
@@ -81,7 +82,7 @@ def quantise(model: Model) -> Model:
     model.eval()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
-        if type(module) is not nn.Linear or path.partition(".")[0] == "head":
+        if not plain(module) or path.partition(".")[0] == "head":
             return None
         return Int8Linear(module.weight, module.bias)
 

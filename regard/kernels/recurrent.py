@@ -3,7 +3,7 @@ memory from one place after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.core import Context, Cost, Growth, Mixer, Score, Tap, UserError, part
 from regard.core.errors import nearest
-from regard.core.mixer import keep_rows
+from regard.core.mixer import keep_rows, under
 
 from .reference import soft
 
@@ -155,6 +155,11 @@ class Source(NamedTuple):
     keys: Tensor  # (batch, 1, source, dim) as the score wants them
     values: Tensor  # (batch, source, memory)
     at: Tensor  # (batch, source) places, -1 for those that are not real
+
+    @staticmethod
+    def join(sources: Sequence[Source]) -> Source:
+        keys, values, at = zip(*sources, strict=True)
+        return Source(under(keys), under(values), under(at, -1))
 
 
 class Look(nn.Module):

@@ -4,6 +4,7 @@
     alone      a row of a padded batch gives what it gives alone
     causal     changing the future changes nothing
     select     choosing rows and stepping is stepping and choosing rows
+    join       rows of several batches go on together as they would have alone
     gradients  finite, and the same through steps as through the whole
     cost       flops and state bytes equal what is counted
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Context, Memory, Mixer, Model, Score, State, Towers, apart, select, state_bytes
+from regard.core import Context, Memory, Mixer, Model, Score, State, Towers, apart, join, select, state_bytes
 from regard.kernels import Attend
 
 LIMIT = 1e-9
@@ -190,6 +191,26 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
     return Finding("select", differ(picked, direct), LIMIT, "rows chosen between steps, some twice")
 
 
+def joins(subject: Subject, time: int = 11) -> Finding:
+    """What a sentence that enters a batch relies on: rows at different places, with sources of their own, go on
+    together."""
+    worst, parts = 0.0, []
+    with torch.no_grad():
+        for rows, cut, subject.source in ((2, time // 2, 7), (1, 1, 4), (2, time - 3, 6)):
+            x, memory = subject.inputs(rows, time), subject.memory(rows)
+            _, state = subject.step(x[:, :cut], subject.start(rows, cut + 3, memory), None)
+            parts.append((x, subject.whole(x, None, memory), state, cut))
+        state = join([part[2] for part in parts])
+        for ahead in (slice(0, 1), slice(1, 3)):
+            x, direct = (
+                torch.cat([part[which][:, part[3] + ahead.start : part[3] + ahead.stop] for part in parts])
+                for which in (0, 1)
+            )
+            y, state = subject.step(x, state, None)
+            worst = max(worst, differ(y, direct))
+    return Finding("join", worst, LIMIT, "rows of several batches, at different places, made one")
+
+
 def again(subject: Subject, time: int = 19, batch: int = 4) -> Finding:
     """What a draft that is turned down relies on: the state before a step is still good after it."""
     x, memory = subject.inputs(batch, time), subject.memory(batch)
@@ -296,8 +317,8 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
 
 def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     """The laws that concern it, by name."""
-    stepping = {"cuts": cuts, "causal": causal, "select": selects, "again": again} if subject.streams else {}
-    return {**stepping, "alone": alone, "gradients": gradients, "cost": costs}
+    stepping = {"cuts": cuts, "causal": causal, "select": selects, "join": joins, "again": again}
+    return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
 
 
 def check(module: Mixer | Model | Towers, seed: int = 0) -> list[Finding]:

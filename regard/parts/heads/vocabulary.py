@@ -7,11 +7,11 @@ Gemma Team 2024, "Gemma 2", arXiv:2408.00118.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Head, Norm, UserError, part
 from regard.core.embed import new_table
+from regard.core.product import linear
 from regard.kernels.activation import activation as bend
 
 
@@ -53,7 +53,7 @@ class Vocabulary(Head):
         self.scale, self.softcap = width**-0.5 if isinstance(scale, str) else scale, softcap
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        scores = F.linear(self.before(x, context), self.table, self.bias)
+        scores = linear(self.before(x, context), self.table, self.bias)
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def before(self, x: Tensor, context: Context) -> Tensor:

@@ -1,0 +1,140 @@
+"""How soon it is good: minutes of training until BLEU 35 on Multi30k, English to German, beside Hugging Face's Marian
+in a plain loop.
+
+    python bench/quality.py --write          an hour on two cores
+
+Both begin with the same weights and see the same batches in the same order, with the same settings; only what dropout
+draws differs. They take turns of some steps, and then the dev set is translated, greedily, by the same code for both,
+off the clock.
+Needs: pip install -c constraints.txt -e .[bench]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import sacrebleu
+import torch
+
+import results
+from race import Contender
+from regard import restore
+from regard.convert import convert
+from regard.core import Model
+from regard.data.batches import pad_rows
+from regard.decode import Request, greedy
+from regard.metrics import whole
+from train import coded, hugging, numbers, pairs, sentences
+
+SETTINGS = {"lr": 0.003, "warmup": 1000, "smoothing": 0.1, "clip": 25.0}
+BATCH = 2048
+DROPOUT = 0.3
+START, END, PAD = 1, 2, 0
+
+
+class Dev:
+    """A translation task, and how well a model does it."""
+
+    def __init__(self, count: int):
+        number = numbers()
+        self.names = {i: piece for piece, i in number.items()}
+        self.sources = coded(sentences("valid", "en")[:count], number)
+        self.references = [whole(" ".join(line)) for line in sentences("valid", "de")[:count]]
+
+    def bleu(self, model: Model) -> float:
+        source, valid = pad_rows(self.sources, PAD)  # type: ignore[arg-type]
+        with torch.no_grad():
+            memory = model.eval().encode(source, valid)
+        found = greedy(model, Request.after(START, END, memory, 60))
+        answers = [whole(" ".join(self.names.get(token, "?") for token in one.tokens)) for one in found]
+        return sacrebleu.corpus_bleu(answers, [self.references], tokenize="none", force=True).score
+
+
+def model_of(one: Contender, folder: Path) -> Model:
+    kept = folder / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    one.ask("keep", str(kept))
+    if one.name == "regard":
+        return restore(kept)
+    shutil.rmtree(folder / "converted", ignore_errors=True)
+    convert(kept, folder / "converted")
+    return restore(folder / "converted")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--bleu", type=float, default=35.0)
+    parser.add_argument("--turn", type=int, default=100, help="steps of each, after which the dev set is translated")
+    parser.add_argument("--most", type=int, default=6000, help="steps after which a contender is given up")
+    parser.add_argument("--count", type=int, default=500, help="dev sentences")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
+    given = parser.parse_args()
+    dev = Dev(given.count)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        batches = folder / "pairs.json"
+        batches.write_text(json.dumps(pairs(BATCH, None) | SETTINGS))
+        hugging("pairs", folder / "hf", DROPOUT)
+        convert(folder / "hf", folder / "run")
+        made = [
+            Contender("regard", "ours.py", str(folder / "run"), str(batches), "pairs", threads=given.threads),
+            Contender("Hugging Face", "hugging.py", str(folder / "hf"), str(batches), "pairs", threads=given.threads),
+        ]
+        seconds, steps, scores = ({one.name: 0.0 for one in made} for _ in range(3))
+        curves: dict[str, list[tuple[float, float, float]]] = {one.name: [] for one in made}
+        going = list(made)
+        while going:
+            for one in list(going):
+                seconds[one.name] += one.ask("go", str(given.turn))["seconds"]
+                steps[one.name] += given.turn
+                scores[one.name] = dev.bleu(model_of(one, folder))
+                curves[one.name].append((seconds[one.name] / 60, steps[one.name], scores[one.name]))
+                results.console.print(
+                    f"{one.name:14} step {steps[one.name]:5.0f}  {seconds[one.name] / 60:6.1f} minutes  "
+                    f"BLEU {scores[one.name]:5.2f}"
+                )
+                if scores[one.name] >= given.bleu or steps[one.name] >= given.most:
+                    going.remove(one)
+        for one in made:
+            one.end()
+    ours = seconds["regard"]
+    rows = [
+        [name, f"{seconds[name] / 60:.1f}", f"{steps[name]:,.0f}", f"{scores[name]:.2f}", f"{seconds[name] / ours:.2f}"]
+        for name in curves
+    ]
+    picture(curves, given.bleu, results.RESULTS.parents[1] / "docs" / "quality.png")
+    lines = [
+        f"- {results.conditions(given.threads)}",
+        f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, AdamW, "
+        f"rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then by the inverse root, smoothing "
+        f"{SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every {given.turn} steps. Minutes of training "
+        "alone.",
+        "",
+        *results.table(["", f"minutes to BLEU {given.bleu:g}", "steps", "BLEU", "times as long"], rows),
+        "",
+        "![BLEU](../docs/quality.png)",
+    ]
+    if given.write:
+        results.write("Time to quality: BLEU 35 on Multi30k", lines)
+
+
+def picture(curves: dict[str, list[tuple[float, float, float]]], wanted: float, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = drawn.add_subplot(xlabel="minutes of training", ylabel="BLEU, dev, greedy", title="Multi30k en-de")
+    for name, points in curves.items():
+        axes.plot([p[0] for p in points], [p[2] for p in points], marker="o", markersize=3, label=name)
+    axes.axhline(wanted, color="grey", linewidth=0.8)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    drawn.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    main()
