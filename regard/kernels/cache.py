@@ -43,7 +43,6 @@ class Cache(NamedTuple):
         keys, values = (torch.cat((t[:, :-1], t.new_zeros(len(t), more + 1, *t.shape[2:])), 1) for t in self[:2])
         return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1))
 
-
     @staticmethod
     def join(caches: Sequence[Cache]) -> Cache:
         keys, values, at = zip(*caches, strict=True)
@@ -86,7 +85,12 @@ def _round(slots: int) -> int:
 
 def write(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
     """cache[row, slot[row, i]] = new[row, i]: in place, unless a gradient has to find its way back."""
+    learns = torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad)
+    if slot.shape[1] == 1 and slot.device.type == "cpu" and not learns:
+        one = int(slot[0, 0])
+        if len(slot) == 1 or bool((slot == one).all()):  # the next token of rows that are equally long
+            cache[:, one].copy_(new[:, 0])
+            return cache
     rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
-    if torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad):
-        return cache.index_put((rows, slot), new.to(cache.dtype))
-    return cache.index_put_((rows, slot), new.to(cache.dtype))
+    put = cache.index_put if learns else cache.index_put_
+    return put((rows, slot), new.to(cache.dtype))

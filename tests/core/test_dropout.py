@@ -64,3 +64,14 @@ def test_what_is_added_at_once():
     x = torch.ones(3, 4)
     assert torch.equal(Dropout(0.3).eval().add(x, x), 2 * x)
     assert Dropout(0.3).add(x[:1], x).shape == (3, 4)
+
+
+def test_a_compiled_model_learns():
+    """What draws four numbers at once is not for compilers: they have a way of their own."""
+    drop = torch.compile(Dropout(0.5).train(), backend="aot_eager")
+    x = torch.ones(64, 32, requires_grad=True)
+    y = drop(x)
+    y.sum().backward()
+    kept = y != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(x.grad, torch.where(kept, 2.0, 0.0))

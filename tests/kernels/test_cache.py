@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core import build, select
-from regard.kernels.cache import Source
+from regard.kernels.cache import Source, write
 
 
 def test_a_cache_that_is_too_small_grows():
@@ -31,3 +31,19 @@ def test_a_source_is_shared_by_rows_and_let_go():
     assert left.rows.tolist() == [0, 0, 1, 1]
     odd = select(beams, torch.tensor([0, 2, 3])).settled()
     assert odd.keys.flatten().tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("slots", [[[3], [3], [3]], [[3], [0], [4]], [[1, 2], [0, 4], [2, 3]]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_row_writes_into_its_own_slot(slots, dtype):
+    held, slot = torch.zeros(3, 5, 2), torch.tensor(slots)
+    new = torch.randn(3, slot.shape[1], 2, dtype=dtype)
+    expected = held.clone()
+    for row in range(3):
+        for i, at in enumerate(slots[row]):
+            expected[row, at] = new[row, i]
+    assert torch.equal(write(held, slot, new), expected)
+    learned = write(torch.zeros(3, 5, 2), slot, new.requires_grad_())
+    assert torch.equal(learned, expected)
+    learned.sum().backward()
+    assert torch.equal(new.grad, torch.ones_like(new))

@@ -10,8 +10,9 @@ import regard
 from regard.core import Mixer, Place, part
 from regard.core import context as contexts
 from regard.core import pattern as patterns
+from regard.core.mixer import under
 from regard.core.pattern import Slots
-from regard.kernels import multihead
+from regard.kernels import cache, multihead
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
 from regard.verify import laws
@@ -26,7 +27,7 @@ def broken(mixer: Mixer) -> set[str]:
     """The laws that do not hold. A crash counts: it is as loud as a difference."""
     wrong = set()
     subject = laws.Subject(mixer)
-    for law in (laws.alone, laws.cuts, laws.causal, laws.selects, laws.gradients):
+    for law in (laws.alone, laws.cuts, laws.causal, laws.selects, laws.joins, laws.gradients):
         torch.manual_seed(0)
         try:
             holds = law(subject).holds
@@ -96,6 +97,16 @@ def slot_taken_twice(patch):
     patch.setattr(multihead, "slots", slots)
 
 
+def holes_look_real(patch):
+    """Where a batch is joined by one that holds less, what is not there counts as the first position."""
+    patch.setattr(cache, "under", lambda tensors, nothing=0: under(tensors))
+
+
+def sources_mixed_up(patch):
+    """Rows that enter a batch look at the sources of those that were there."""
+    patch.setattr(cache, "accumulate", lambda sizes, initial: [0 for _ in sizes])
+
+
 MUTATIONS = [
     (cache_off_by_one, {}),
     (mask_off_by_one, {"kernel": "reference"}),
@@ -104,6 +115,8 @@ MUTATIONS = [
     (stale_position, {"position": "rotary"}),
     (padding_written, {}),
     (slot_taken_twice, {"pattern": "causal & window(5)"}),
+    (holes_look_real, {}),
+    (sources_mixed_up, {"over": "memory"}),
 ]
 
 

@@ -3,6 +3,7 @@
 Ba et al. 2016, arXiv:1607.06450.
 """
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Norm
@@ -18,4 +19,5 @@ class Layer(Norm):
         self.inner = nn.LayerNorm(width, eps, bias=bias)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.inner(x)
+        inner = self.inner
+        return F.layer_norm(x, inner.normalized_shape, inner.weight, inner.bias, inner.eps)
