@@ -16,7 +16,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Head, Model, UserError
+from regard.core import Context, Head, Model, Position, UserError
 from regard.core.passes import exchange
 from regard.core.product import plain
 
@@ -42,13 +42,13 @@ class Int8Linear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """(out, in) as it is used, made anew each time."""
-        return torch.ops.quantized.linear_unpack(self.held)[0].dequantize()
+        return torch.ops.quantized.linear_unpack(self.held)[0].dequantize().to(self.scale.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
         most = rows.abs().amax(-1, keepdim=True).clamp(min=LEAST)
         rounded = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        y = rounded(rows / most, 1 / STEPS, STEPS + 1, self.held)
+        y = rounded((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)
         y = y.mul_(most) if self.bias is None else torch.addcmul(self.bias, y, most)
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -81,8 +81,11 @@ def quantise(model: Model) -> Model:
         raise UserError(f"int8 is for float32 models on a cpu, and this one is on {device}: leave one of them out")
     model.eval()
 
+    # Maps of places stay: they are used as matrices, too, whichever is less work, and both must give the same.
+    places = {m for position in model.modules() if isinstance(position, Position) for m in position.modules()}
+
     def change(path: str, module: nn.Module) -> nn.Module | None:
-        if not plain(module) or path.partition(".")[0] == "head":
+        if not plain(module) or module in places or path.partition(".")[0] == "head":
             return None
         return Int8Linear(module.weight, module.bias)
 
