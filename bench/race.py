@@ -21,14 +21,15 @@ ENVIRONMENTS = Path(__file__).parents[1] / ".venv" / "peers"  # of those that do
 
 
 def environment(name: str, *packages: str) -> Path:
-    """The Python of a peer that has an environment of its own; made when first wanted."""
+    """The Python of a peer that has an environment of its own; made when first wanted, or when it wants other
+    packages."""
     python = ENVIRONMENTS / name / "bin" / "python"
     ready = ENVIRONMENTS / name / "ready"
-    if not ready.exists():
+    if not ready.exists() or ready.read_text() != " ".join(packages):
         results.console.print(f"setting up {name}")
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENTS / name)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        ready.touch()
+        ready.write_text(" ".join(packages))
     return python
 
 
@@ -47,9 +48,12 @@ class Contender:
     def ask(self, *words: str) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(" ".join(words) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        try:
+            self.process.stdin.write(" ".join(words) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         if not line:
             sys.exit(f"{self.name} ended with code {self.process.wait()} when it was asked to {' '.join(words)}")
         return json.loads(line)

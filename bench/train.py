@@ -138,7 +138,7 @@ def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[
         sizes = ("128", "4", "4", "256", str(VOCAB), "0.1")
         made.append(Contender("nn.Transformer", "plain.py", "nn_transformer", str(batches), *sizes, threads=threads))
         if "joeynmt" in asked:
-            python = environment("joeynmt", "torch==2.13.0", "joeynmt")
+            python = environment("joeynmt", "torch==2.13.0", "joeynmt==2.3.0", "importlib-metadata")
             made.append(Contender("joeynmt", "joey.py", str(batches), *sizes, python=python, threads=threads))
     if kind == "text":
         sizes = ("384", "6", "6", "1536", str(VOCAB), "0.1")

@@ -59,7 +59,8 @@ def test_weights_that_lie_otherwise(threads):
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.parametrize("name", ["transformer", "llama", "retnet", "lite-transformer", "seq2seq-luong"])
+@pytest.mark.parametrize("name", ["transformer", "llama", "seq2seq-luong"])
+@pytest.mark.parametrize("threads", [2], indirect=True)
 def test_laws_hold_with_it(name, threads):
     torch.manual_seed(0)
     model = regard.build(name, size="tiny", vocab=61)
