@@ -6,7 +6,11 @@ Where the file names a learning rate, a warm-up and a label smoothing, they are 
 """
 
 import json
+import multiprocessing
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,7 @@ from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken, of_tokens
 from regard.train.schedule import factor
 from regard.train.settings import Settings
-from worker import peak, rest, serve
+from worker import rest, serve
 
 folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 told = json.loads(Path(file).read_text())
@@ -71,6 +75,27 @@ def loss() -> dict:
         return {"loss": float(objective(model, batch).nll) / batch.count}
 
 
+class Held(threading.Thread):
+    """The most memory that this process and those beside it have held together, what they share counted once, in MiB.
+    Looked at ten times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            pids = [os.getpid(), *(one.pid for one in multiprocessing.active_children())]
+            self.most = max(self.most, sum(self.of(pid) for pid in pids) / 1024)
+            time.sleep(0.1)
+
+    @staticmethod
+    def of(pid: int | None) -> int:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
 def rate() -> float:
     return settings.lr * factor("inverse_sqrt", learner.step, warmup, 0.0) if warmup else settings.lr
 
@@ -84,8 +109,9 @@ def go(steps: str) -> dict:
     before = learner.tokens
     for _ in range(int(steps)):
         assert learner.advance(rate)
-    return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": peak()}
+    return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": held.most}
 
 
 rest()
+held = Held()
 serve(go, loss=loss, keep=keep)

@@ -39,9 +39,10 @@ class Batch(NamedTuple):
         given = [self.tokens] if self.source is None else [self.tokens, self.source]
         return sum(tensor.shape[0] * tensor.shape[1] for tensor in given)
 
-    def parts(self, most: int) -> list[Batch]:
-        """The same rows in batches of about `most` positions, none wider than it needs."""
-        many = min(round(self.positions / most), len(self.tokens))
+    def parts(self, most: int, times: int = 1) -> list[Batch]:
+        """The same rows in batches of about `most` positions, none wider than it needs. Their number is a multiple of
+        `times`, where there are rows enough."""
+        many = min(max(round(self.positions / (most * times)), 1) * times, len(self.tokens))
         if many < 2 or any(one is not None for one in (self.pattern, self.place, self.second)):
             return [self]
         edges = [len(self.tokens) * i // many for i in range(many + 1)]

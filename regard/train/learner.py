@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,10 +20,12 @@ from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.data.batches import Batch, Feed
 
 from .average import Moving
+from .hands import Hands, possible
 from .optimiser import Optimiser
 from .settings import Settings
 
 PART = 2500  # positions that go through a model together on a processor: what they leave behind stays small
+SPREAD = 1000  # positions of a step, from which on every core takes a share of it
 
 
 class Loss(Protocol):
@@ -80,6 +82,7 @@ class Learner:
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
         self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
+        self._hands: Hands | None = None
         self.place = Place.of(feed)
         self._ready: tuple[list[Batch], Place] | None = None
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
@@ -94,8 +97,7 @@ class Learner:
         batches, self.place = self._ready or self._take()
         count = sum(batch.count for batch in batches)
         self.optimiser.zero_grad()
-        parts = [part for batch in batches for part in (batch.parts(PART) if self._splits else [batch])]
-        sums = [self._learn(part, count) for part in parts]
+        sums = self._learn_all(batches, count)
         norm = self.optimiser.norm()
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
@@ -114,6 +116,25 @@ class Learner:
         """The batches of the next step, and the place after them."""
         batches = [next(self.feed).to(self.device) for _ in range(self.settings.accumulate)]
         return batches, Place.of(self.feed)
+
+    def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:
+        """Add the gradients of a step over `count` tokens. Sums of -log p."""
+        cores = torch.get_num_threads() if self._splits and possible(self.device) else 1
+        if cores < 2 or sum(batch.positions for batch in batches) < SPREAD:
+            return self._learn_some([p for b in batches for p in (b.parts(PART) if self._splits else [b])], count)
+        if self._hands is None or len(self._hands) != cores - 1:
+            self._hands = Hands(self._learn_some, self.optimiser.parameters, cores - 1)
+        parts = [part for batch in batches for part in batch.parts(PART, cores)]
+        torch.set_num_threads(1)
+        try:
+            self._hands.give([parts[i::cores] for i in range(1, cores)], count)
+            sums = self._learn_some(parts[::cores], count)
+            return sums + [sums[0].new_tensor(nll) for nll in self._hands.take()]
+        finally:
+            torch.set_num_threads(cores)
+
+    def _learn_some(self, batches: Sequence[Batch], count: int) -> list[Tensor]:
+        return [self._learn(batch, count) for batch in batches]
 
     def _learn(self, batch: Batch, count: int) -> Tensor:
         """Add the gradient of one batch of a step over `count` tokens. The sum of -log p of its tokens."""

@@ -1,0 +1,173 @@
+"""Several processes that learn from one batch: the same as one, from the same state the same, and none is left over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from regard.core import UserError
+from regard.train import hands
+from regard.train.learner import Learner
+from regard.train.objectives.next_token import NextToken
+from regard.train.settings import Settings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+
+
+@pytest.fixture(autouse=True)
+def spread(monkeypatch):
+    """Whatever the size of a batch."""
+    monkeypatch.setattr("regard.train.learner.SPREAD", 1)
+
+
+@pytest.fixture
+def cores():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def learner(feed):
+    def make(model, **given) -> Learner:
+        settings = Settings(clip=0.0, lr=1e-2, schedule="constant", warmup=0, **given)
+        return Learner(model, NextToken(0.1), feed(), settings)
+
+    return make
+
+
+@pytest.mark.parametrize("many", [2, 3, 7])
+def test_the_steps_are_those_of_one(model, learner, cores, many):
+    """More processes than rows among them."""
+    found = []
+    for count in (1, many):
+        cores(count)
+        torch.manual_seed(1)
+        one = learner(model(dropout=0.0).double(), accumulate=2)
+        losses = []
+        for _ in range(3):
+            assert one.advance(lambda: 1e-2)
+            losses.append(one.loss)
+        assert torch.get_num_threads() == count
+        assert (one._hands is not None) == (count > 1)
+        found.append((losses, [(p.detach().clone(), p.grad) for p in one.model.parameters()]))
+    (losses, learned), (same_losses, same_learned) = found
+    assert losses == pytest.approx(same_losses, rel=1e-9)
+    for (weight, grad), (same_weight, same_grad) in zip(learned, same_learned, strict=True):
+        torch.testing.assert_close(grad, same_grad, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(weight, same_weight, rtol=1e-7, atol=1e-9)
+
+
+def test_the_same_steps_follow(model, learner, cores):
+    """From a state in the middle, dropout and all."""
+    cores(2)
+    torch.manual_seed(1)
+    one = learner(model(dropout=0.3), ema=0.9)
+    for _ in range(2):
+        one.advance(lambda: 1e-2)
+    with one.moving.inside():
+        tensors, numbers = one.state()
+        kept = {name: value.clone() for name, value in tensors.items()}, numbers
+        weights = {name: value.clone() for name, value in one.model.state_dict().items()}
+    losses = [one.loss for _ in range(3) if one.advance(lambda: 1e-2)]
+    torch.manual_seed(2)
+    other = learner(model(dropout=0.3), ema=0.9)
+    other.model.load_state_dict(weights)
+    other.restore(*kept)
+    other.seek(numbers["epoch"], numbers["taken"])
+    assert [other.loss for _ in range(3) if other.advance(lambda: 1e-2)] == losses
+    assert len(set(losses)) == 3
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[name]), name
+
+
+def test_what_is_not_used_has_no_gradient(model, learner, cores):
+    cores(2)
+    one = learner(model(dropout=0.0))
+    extra = torch.nn.Parameter(torch.ones(3))
+    one.model.register_parameter("extra", extra)
+    one.optimiser.parameters.append(extra)
+    one.advance(lambda: 1e-2)
+    assert extra.grad is None
+    assert extra.tolist() == [1, 1, 1]
+
+
+def test_an_error_is_told(model, learner, cores, monkeypatch):
+    cores(2)
+    one, here = learner(model(dropout=0.0)), os.getpid()
+    learn = one._learn
+
+    def fails(part, count):
+        if os.getpid() != here:
+            raise ValueError("a strange batch")
+        return learn(part, count)
+
+    monkeypatch.setattr(one, "_learn", fails)
+    with pytest.raises(RuntimeError, match="a strange batch"):
+        one.advance(lambda: 1e-2)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_process_that_ends_is_told(model, learner, cores):
+    cores(2)
+    one = learner(model(dropout=0.0))
+    one.advance(lambda: 1e-2)
+    process = one._hands._hands[0].process
+    os.kill(process.pid, signal.SIGTERM)  # which is for the first process alone
+    assert one.advance(lambda: 1e-2)
+    process.kill()
+    process.join()
+    with pytest.raises(UserError, match="has ended"):
+        one.advance(lambda: 1e-2)
+
+
+@pytest.mark.parametrize("end", ["by itself", "killed", "asked", "dropped"])
+def test_none_is_left_over(end):
+    program = (
+        "import torch, time\n"
+        "from regard.train.hands import Hands\n"
+        "weight = torch.nn.Parameter(torch.ones(3))\n"
+        "hands = Hands(lambda share, count: [], [weight], 2)\n"
+        "print(*(hand.process.pid for hand in hands._hands), flush=True)\n"
+    )
+    program += {"by itself": "", "dropped": "del hands\ntime.sleep(60)"}.get(end, "time.sleep(60)")
+    first = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in first.stdout.readline().split()]
+    assert len(pids) == 2
+    if end == "killed":
+        first.kill()
+    elif end == "asked":
+        first.terminate()
+    if end != "dropped":
+        first.communicate(timeout=30)
+    until = time.monotonic() + 20
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < until, "a process was left over"
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_small_steps_are_left_to_one(model, learner, cores, monkeypatch):
+    monkeypatch.setattr("regard.train.learner.SPREAD", 1000)
+    cores(2)
+    one = learner(model(dropout=0.0))
+    one.advance(lambda: 1e-2)
+    assert one._hands is None
+
+
+def test_shared_numbers_are_the_same():
+    for tensor in (torch.randn(3, 4), torch.randn(()), torch.zeros(0, 3), torch.arange(5)):
+        assert torch.equal(hands._shared(tensor), tensor)
