@@ -25,7 +25,7 @@ from .optimiser import Optimiser
 from .settings import Settings
 
 PART = 2500  # positions that go through a model together on a processor: what they leave behind stays small
-SPREAD = 1000  # positions of a step, from which on every core takes a share of it
+SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
 
 
 class Loss(Protocol):
@@ -83,6 +83,7 @@ class Learner:
         self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
         self._hands: Hands | None = None
+        self._size = sum(p.numel() for p in self.optimiser.parameters)
         self.place = Place.of(feed)
         self._ready: tuple[list[Batch], Place] | None = None
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
@@ -120,7 +121,7 @@ class Learner:
     def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:
         """Add the gradients of a step over `count` tokens. Sums of -log p."""
         cores = torch.get_num_threads() if self._splits and possible(self.device) else 1
-        if cores < 2 or sum(batch.positions for batch in batches) < SPREAD:
+        if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
             return self._learn_some([p for b in batches for p in (b.parts(PART) if self._splits else [b])], count)
         if self._hands is None or len(self._hands) != cores - 1:
             self._hands = Hands(self._learn_some, self.optimiser.parameters, cores - 1)

@@ -161,7 +161,7 @@ def alive(pid: int) -> bool:
 
 
 def test_small_steps_are_left_to_one(model, learner, cores, monkeypatch):
-    monkeypatch.setattr("regard.train.learner.SPREAD", 1000)
+    monkeypatch.setattr("regard.train.learner.SPREAD", 1 << 40)
     cores(2)
     one = learner(model(dropout=0.0))
     one.advance(lambda: 1e-2)
