@@ -22,7 +22,7 @@ from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken, of_tokens
 from regard.train.schedule import factor
 from regard.train.settings import Settings
-from worker import rest, serve
+from worker import serve
 
 folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 told = json.loads(Path(file).read_text())
@@ -76,8 +76,8 @@ def loss() -> dict:
 
 
 class Held(threading.Thread):
-    """The most memory that this process and those beside it have held together, what they share counted once, in MiB.
-    Looked at ten times a second."""
+    """The most memory that this process and those beside it have held together, in MiB, looked at ten times a second.
+    What they share counts once, and files that others have mapped as well count in full, as they do for others."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -87,13 +87,14 @@ class Held(threading.Thread):
     def run(self) -> None:
         while True:
             pids = [os.getpid(), *(one.pid for one in multiprocessing.active_children())]
-            self.most = max(self.most, sum(self.of(pid) for pid in pids) / 1024)
+            own = sum(self.told(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids)
+            self.most = max(self.most, (own + self.told("/proc/self/status", "RssFile:")) / 1024)
             time.sleep(0.1)
 
     @staticmethod
-    def of(pid: int | None) -> int:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    def told(file: str, *names: str) -> int:
+        lines = (line.split() for line in Path(file).read_text().splitlines())
+        return sum(int(words[1]) for words in lines if words[0] in names)
 
 
 def rate() -> float:
@@ -112,6 +113,5 @@ def go(steps: str) -> dict:
     return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": held.most}
 
 
-rest()
 held = Held()
 serve(go, loss=loss, keep=keep)

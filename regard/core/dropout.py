@@ -37,8 +37,7 @@ class Dropout(nn.Module):
         return _Dropped.apply(x, stream, self._dropped)
 
     def _by_hand(self, x: Tensor) -> bool:
-        by_hand = self.training and 0 < self.rate < 1 and x.device.type == "cpu"
-        return by_hand and not torch.compiler.is_compiling()
+        return self.training and 0 < self.rate < 1 and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
     @property
     def _dropped(self) -> int:

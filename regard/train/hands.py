@@ -123,22 +123,30 @@ def _work(
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_IGN)  # which are for that process alone
     torch.set_num_threads(1)
-    while True:
-        try:
-            share, count, seed = line.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            torch.manual_seed(seed)
-            for parameter in parameters:
-                parameter.grad = None
-            nll = sum(learn([_batch(one) for one in share], count), torch.zeros(()))
-            made = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
-            for index in made:
-                gradients[index].copy_(parameters[index].grad)  # type: ignore[arg-type]
-            line.send((float(nll), made))
-        except BaseException:
-            line.send(traceback.format_exc())
+    try:
+        while True:
+            line.send(_answer(learn, parameters, gradients, *line.recv()))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _answer(
+    learn: Learn, parameters: list[nn.Parameter], gradients: list[Tensor], share: list[tuple], count: int, seed: int
+) -> tuple[float, list[int]] | str:
+    """The sum of -log p, and the numbers of those that have a gradient now; or what went wrong."""
+    try:
+        torch.manual_seed(seed)
+        for parameter in parameters:
+            parameter.grad = None
+        nll = sum(float(one) for one in learn([_batch(one) for one in share], count))
+        made = []
+        for index, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                gradients[index].copy_(parameter.grad)
+                made.append(index)
+        return nll, made
+    except Exception:
+        return traceback.format_exc()
 
 
 def _shared(tensor: Tensor) -> Tensor:

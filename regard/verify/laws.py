@@ -5,6 +5,7 @@
     causal     changing the future changes nothing
     select     choosing rows and stepping is stepping and choosing rows
     join       rows of several batches go on together as they would have alone
+    again      a step that is taken back leaves no trace
     gradients  finite, and the same through steps as through the whole
     cost       flops and state bytes equal what is counted
 
@@ -194,12 +195,14 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
 def joins(subject: Subject, time: int = 11) -> Finding:
     """What a sentence that enters a batch relies on: rows at different places, with sources of their own, go on
     together."""
-    worst, parts = 0.0, []
+    worst, parts, usual = 0.0, [], subject.source
     with torch.no_grad():
-        for rows, cut, subject.source in ((2, time // 2, 7), (1, 1, 4), (2, time - 3, 6)):
+        for rows, cut, source in ((2, time // 2, usual), (1, 1, usual - 3), (2, time - 3, usual - 1)):
+            subject.source = source
             x, memory = subject.inputs(rows, time), subject.memory(rows)
             _, state = subject.step(x[:, :cut], subject.start(rows, cut + 3, memory), None)
             parts.append((x, subject.whole(x, None, memory), state, cut))
+        subject.source = usual
         state = join([part[2] for part in parts])
         for ahead in (slice(0, 1), slice(1, 3)):
             x, direct = (
