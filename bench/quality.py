@@ -16,6 +16,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import sacrebleu
 import torch
@@ -36,6 +37,12 @@ DROPOUT = 0.3
 START, END, PAD = 1, 2, 0
 
 
+class Point(NamedTuple):
+    minutes: float  # of training
+    steps: int
+    bleu: float
+
+
 class Dev:
     """A translation task, and how well a model does it."""
 
@@ -46,7 +53,7 @@ class Dev:
         self.references = [whole(" ".join(line)) for line in sentences("valid", "de")[:count]]
 
     def bleu(self, model: Model) -> float:
-        source, valid = pad_rows(self.sources, PAD)  # type: ignore[arg-type]
+        source, valid = pad_rows(self.sources, PAD)
         with torch.no_grad():
             memory = model.eval().encode(source, valid)
         found = greedy(model, Request.after(START, END, memory, 60))
@@ -85,34 +92,26 @@ def main() -> None:
             Contender("regard", "ours.py", str(folder / "run"), str(batches), "pairs", threads=given.threads),
             Contender("Hugging Face", "hugging.py", str(folder / "hf"), str(batches), "pairs", threads=given.threads),
         ]
-        seconds, steps, scores = ({one.name: 0.0 for one in made} for _ in range(3))
-        curves: dict[str, list[tuple[float, float, float]]] = {one.name: [] for one in made}
+        curves = {one.name: [Point(0.0, 0, 0.0)] for one in made}
         going = list(made)
         while going:
             for one in list(going):
-                seconds[one.name] += one.ask("go", str(given.turn))["seconds"]
-                steps[one.name] += given.turn
-                scores[one.name] = dev.bleu(model_of(one, folder))
-                curves[one.name].append((seconds[one.name] / 60, steps[one.name], scores[one.name]))
+                last, taken = curves[one.name][-1], one.ask("go", str(given.turn))["seconds"] / 60
+                now = Point(last.minutes + taken, last.steps + given.turn, dev.bleu(model_of(one, folder)))
+                curves[one.name].append(now)
                 results.console.print(
-                    f"{one.name:14} step {steps[one.name]:5.0f}  {seconds[one.name] / 60:6.1f} minutes  "
-                    f"BLEU {scores[one.name]:5.2f}"
+                    f"{one.name:14} step {now.steps:5}  {now.minutes:6.1f} minutes  BLEU {now.bleu:5.2f}"
                 )
-                if scores[one.name] >= given.bleu or steps[one.name] >= given.most:
+                if now.bleu >= given.bleu or now.steps >= given.most:
                     going.remove(one)
         for one in made:
             one.end()
-    ours = seconds["regard"]
+    ends = {name: points[-1] for name, points in curves.items()}
     rows = [
-        [
-            name,
-            f"{'' if scores[name] >= given.bleu else 'not in '}{seconds[name] / 60:.1f}",
-            f"{steps[name]:,.0f}",
-            f"{scores[name]:.2f}",
-            f"{seconds[name] / ours:.2f}",
-        ]
-        for name in curves
-    ]
+        [name, f"{'' if end.bleu >= given.bleu else 'not in '}{end.minutes:.1f}", f"{end.steps:,}", f"{end.bleu:.2f}",
+         f"{end.minutes / ends['regard'].minutes:.2f}"]
+        for name, end in ends.items()
+    ]  # fmt: skip
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, AdamW, "
@@ -129,13 +128,13 @@ def main() -> None:
         results.write("Time to quality: BLEU 35 on Multi30k", lines)
 
 
-def picture(curves: dict[str, list[tuple[float, float, float]]], wanted: float, path: Path) -> None:
+def picture(curves: dict[str, list[Point]], wanted: float, path: Path) -> None:
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6, 3.2), layout="constrained")
     axes = drawn.add_subplot(xlabel="minutes of training", ylabel="BLEU, dev, greedy", title="Multi30k en-de")
     for name, points in curves.items():
-        axes.plot([p[0] for p in points], [p[2] for p in points], marker="o", markersize=3, label=name)
+        axes.plot([p.minutes for p in points], [p.bleu for p in points], marker="o", markersize=3, label=name)
     axes.axhline(wanted, color="grey", linewidth=0.8)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)

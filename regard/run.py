@@ -267,7 +267,7 @@ class Run:
         return wanted if self._reach is None else min(wanted, self._reach - before + 1)
 
     def _padded(self, rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor | None]:
-        tokens, valid = pad_rows(rows, pad)  # type: ignore[arg-type]
+        tokens, valid = pad_rows(rows, pad)
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
     def _workers(self, rows: int) -> int:

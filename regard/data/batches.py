@@ -5,7 +5,7 @@ Where a run stands in its data is two numbers, epoch and index, so that it can g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -165,7 +165,7 @@ class Windows:
         return Batch(text[:, :-1].contiguous(), text[:, 1:].contiguous(), count=text[:, 1:].numel())
 
 
-def pad_rows(rows: list[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[np.ndarray] | Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     """(batch, longest) and which of it is real."""
     lengths = torch.tensor([len(row) for row in rows])
     width = max(int(lengths.max()), 1)

@@ -121,7 +121,7 @@ class Reader:
 
     def padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
         """(batch, time), and which of it is real; None: all."""
-        tokens, valid = pad_rows(rows, self.source.pad)  # type: ignore[arg-type]
+        tokens, valid = pad_rows(rows, self.source.pad)
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
 

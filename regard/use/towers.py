@@ -104,7 +104,7 @@ class Pairer:
         """(texts, dim) of length one, to be compared with those of pictures."""
         if isinstance(texts, str) or not texts:
             raise UserError("texts come in a list of one at least")
-        tokens, valid = pad_rows(self.code(texts), self.source.pad)  # type: ignore[arg-type]
+        tokens, valid = pad_rows(self.code(texts), self.source.pad)
         return self.model.read(tokens.to(self.device), valid.to(self.device))
 
     def code(self, texts: Sequence[str]) -> list[list[int]]:

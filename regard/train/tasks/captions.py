@@ -34,7 +34,7 @@ class Captioned:
     def make(self, numbers: np.ndarray) -> Batch:
         batch = self.seen.make(numbers)
         which = (batch.targets & ((1 << NUMBER) - 1)).tolist()
-        tokens, valid = pad_rows([self.rows[number] for number in which], self.pad)  # type: ignore[arg-type]
+        tokens, valid = pad_rows([self.rows[number] for number in which], self.pad)
         return Batch(tokens, torch.arange(len(which)), valid, source=batch.tokens, count=len(which))
 
 
