@@ -1,7 +1,7 @@
-"""Torch's own optimisers, by name, on a model's parameters.
+"""Optimisers, by name, on a model's parameters: torch's own, and Muon.
 
 Adam: Kingma & Ba 2015, arXiv:1412.6980. AdamW: Loshchilov & Hutter 2019, arXiv:1711.05101. Adafactor: Shazeer & Stern
-2018, arXiv:1804.04235. Muon: Jordan et al. 2024, with the step size of Liu et al. 2025, arXiv:2502.16982.
+2018, arXiv:1804.04235.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.core import UserError
 
 from .levels import rates
+from .muon import Muon
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -23,7 +24,7 @@ KINDS = ("adam", "adamw", "muon", "adafactor", "sgd")
 
 
 class Optimiser:
-    """One or two of torch's optimisers that step together: Muon takes matrices only, so that AdamW takes the rest."""
+    """One or two optimisers that step together: Muon takes matrices only, so that AdamW takes the rest."""
 
     def __init__(self, model: nn.Module, settings: Settings):
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -111,7 +112,7 @@ def _muon(model: nn.Module, parameters: list[nn.Parameter], s: Settings, shares:
     rest = [(p, share) for p, share in ours if id(p) not in maps]
     made: list[Torchs] = []
     if matrices:
-        made.append(torch.optim.Muon(matrices, s.lr, adjust_lr_fn="match_rms_adamw"))
+        made.append(Muon(matrices, s.lr))
     if rest:
         fused = _fused([p for p, _ in rest])
         made.append(torch.optim.AdamW(_groups(rest, 0.0), s.lr, (s.beta1, s.beta2), s.eps, fused=fused))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard import UserError
+from regard.train.muon import Muon, orthogonal
 from regard.train.optimiser import KINDS, Optimiser
 from regard.train.settings import Settings
 
@@ -134,3 +135,35 @@ def test_what_does_not_decay():
     assert moved
     assert all(before[name].dim() > 1 for name in moved)
     assert not {name for name in moved if name.rpartition(".")[2] in ("log_real", "imag", "b", "c", "p")}
+
+
+def test_orthogonal():
+    """The rounds as they are written in the paper, matrix by matrix; nothing comes of nothing."""
+    rng = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(shape, generator=rng) for shape in ((6, 6), (6, 15), (15, 6), (6, 40))]
+    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+        x = matrix.double() / matrix.double().norm()
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x - (4.7750 * gram - 2.0315 * gram @ gram) @ x
+        torch.testing.assert_close(found.double(), x, rtol=1e-4, atol=1e-4)
+        assert torch.linalg.svdvals(found).max() < 1.3
+    assert orthogonal([torch.zeros(3, 4)])[0].eq(0).all()
+
+
+def test_muon_as_torch():
+    """Several steps end where torch's own do, but for its bfloat16."""
+    rng = torch.Generator().manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in ((8, 8), (8, 24), (24, 8), (12, 30))]
+    theirs = [torch.nn.Parameter(one.detach().clone()) for one in ours]
+    groups = [{"params": ours, "weight_decay": 0.1}]
+    one, other = Muon(groups, 0.02), torch.optim.Muon(theirs, 0.02, 0.1, adjust_lr_fn="match_rms_adamw")
+    begun = torch.cat([p.detach().flatten() for p in ours])
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=rng)
+            b.grad = a.grad.clone()
+        one.step()
+        other.step()
+    way, wanted = (torch.cat([p.detach().flatten() for p in some]) - begun for some in (ours, theirs))
+    assert (way - wanted).norm() < 0.02 * wanted.norm()
