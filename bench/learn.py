@@ -34,6 +34,11 @@ TRAIN = {
     "train.weight_decay": 0.01,
     "train.beta2": 0.99,
 }
+PLACES = {"sinusoidal": '"sinusoidal"', "learned": '{part = "learned", length = 1024}'}
+CONTROLS = {  # how much is due to places that only the embedding tells
+    f"transformer-decoder, {kind}": {"model.layer.0.mixer.position": "none", "model.embed.position": position}
+    for kind, position in PLACES.items()
+}
 HEAD = ("recipe", "parameters", "epochs", "tokens/s", "dev loss", "", "decoded tokens/s", "state at 1024")
 LENGTH = 1024  # at which the state is told
 
@@ -70,7 +75,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
 
 def kind_of(name: str) -> str | None:
     """None where a recipe needs data of its own: graphs, images."""
-    recipe = recipes.load(name, "tiny")
+    recipe = recipes.load(name.partition(",")[0], "tiny")
     objective = recipe.get("objective", {}).get("part", "next_token")
     kind = recipe["model"]["kind"]
     embed = recipe["model"].get("embed", "tokens")
@@ -113,7 +118,7 @@ def row(name: str, kind: str, how: Kind, run: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/learn"))
-    parser.add_argument("--only", nargs="+", default=recipes.names())
+    parser.add_argument("--only", nargs="+", default=[*recipes.names(), *CONTROLS])
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="put the tables into bench/RESULTS.md")
@@ -124,13 +129,13 @@ def main() -> None:
         for name in given.only:
             if kind_of(name) != kind:
                 continue
-            run = given.runs / name
+            run = given.runs / name.replace(", ", "-")
             if not (run / "model.safetensors").exists():
-                settings = TRAIN | how.sets
+                settings = TRAIN | how.sets | CONTROLS.get(name, {})
                 sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
                 runs.train(
-                    run, name, "--size", "tiny", *how.asked, "--minutes", str(given.minutes), "--seed", "1", *sets,
-                    "--threads", str(given.threads),
+                    run, name.partition(",")[0], "--size", "tiny", *how.asked, "--minutes", str(given.minutes),
+                    "--seed", "1", *sets, "--threads", str(given.threads),
                 )  # fmt: skip
             rows.append(row(name, kind, how, run))
         if rows:
