@@ -33,7 +33,8 @@ SETTINGS = {  # spelling is a matter of neighbours, so that places are told rela
     "model.decoder.layer.0.cross.position": "rotary",
     "model.encoder.layer.0.feedforward.hidden": 640,
     "model.decoder.layer.0.feedforward.hidden": 640,
-    "train.batch": 1536,
+    "train.batch": 512,
+    "train.accumulate": 3,  # three lengths of words in a step
     "train.optimiser": "muon",
     "train.lr": 0.003,
     "train.warmup": 500,
