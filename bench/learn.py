@@ -1,10 +1,10 @@
 """Do they learn? Every recipe for the same time on the same data as its kind: causal ones write Shakespeare letter by
-letter, encoders tell the sentiment of a sentence, encoder-decoders translate.
+letter, encoders tell the sentiment of a sentence, encoder-decoders pronounce words.
 
     python bench/learn.py --minutes 3 --write        all of them, some hours; what was done is not done again
     python bench/learn.py --only retnet rwkv6
 
-Data: ../shared/data/{tinyshakespeare,sst2,multi30k}. Sizes are `tiny` with four layers of width 128 where a recipe
+Data: ../shared/data/{tinyshakespeare,sst2,cmudict-g2p}. Sizes are `tiny` with four layers of width 128 where a recipe
 allows it; everything else is as its recipe has it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-import multi30k
+import g2p
 import results
 import runs
 import shakespeare
@@ -40,6 +40,7 @@ CONTROLS = {  # how much is due to places that only the embedding tells
     for kind, position in PLACES.items()
 }
 HEAD = ("recipe", "parameters", "epochs", "tokens/s", "dev loss", "", "decoded tokens/s", "state at 1024")
+WORDS = ["transformer", "attention", "recurrence", "convolution", "memory", "cache", "beam", "gradient"] * 8
 LENGTH = 1024  # at which the state is told
 
 
@@ -66,9 +67,10 @@ def kinds(folder: Path) -> dict[str, Kind]:
             {"train.batch": 2048, "model.dropout": 0.3, "train.lr": 0.001},
         ),
         "encoder-decoder": Kind(
-            "Encoder-decoders: Multi30k, English to German", "bleu",
-            ("--data", str(multi30k.pieces()), "--tokenizer", "pretokenised", "--metric", "bleu"),
-            {"train.batch": 1024, "train.smoothing": 0.1, "model.dropout": 0.1},
+            "Encoder-decoders: spelling to pronunciation (CMUdict), word error", "sequence_error",
+            ("--data", str(g2p.tables(folder / "g2p-data")), "--tokenizer", "characters,pretokenised",
+             "--any-reference", "--metric", "sequence_error"),
+            {"train.batch": 1024, "model.dropout": 0.0, "model.tie": "target"},
         ),
     }  # fmt: skip
 
@@ -80,19 +82,19 @@ def kind_of(name: str) -> str | None:
     kind = recipe["model"]["kind"]
     embed = recipe["model"].get("embed", "tokens")
     embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
-    wanted = "classify" if kind == "encoder" else "next_token"
-    return kind if objective == wanted and embed == "tokens" else None
+    wanted = ("classify",) if kind == "encoder" else ("next_token", "segments")
+    return kind if objective in wanted and embed == "tokens" else None
 
 
 def decode_speed(run: Path, kind: str) -> float | None:
-    """New tokens per second: one prompt and 200 letters, or 64 sentences side by side."""
+    """New tokens per second: one prompt and 200 letters, or of some words side by side."""
     loaded = load(run)
     if kind == "encoder" or not loaded.model.stack.streams:
         return None
     if kind == "decoder":
         texts, way = ["ROMEO:\n"], Way(most=200, seed=1, temperature=1.0)
     else:
-        texts, way = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")[:64], Way()
+        texts, way = WORDS, Way()
     loaded.predict(texts[:1], way)
     begun = time.perf_counter()
     found = loaded.predict(texts, way)
