@@ -11,6 +11,7 @@ bits, not eight: where a processor adds pairs of products in sixteen bits, eight
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -20,6 +21,7 @@ from regard.core import Context, Head, Model, Position, UserError
 from regard.core.passes import exchange
 from regard.core.product import plain
 
+ROUNDED = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 STEPS = 63  # of an input, on each side of zero
 LEAST = 1e-12
 
@@ -46,9 +48,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        most = rows.abs().amax(-1, keepdim=True).clamp(min=LEAST)
-        rounded = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        y = rounded((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)
+        most = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True).clamp_(min=LEAST)
+        y = ROUNDED((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)
         y = y.mul_(most) if self.bias is None else torch.addcmul(self.bias, y, most)
         return y.view(*x.shape[:-1], self.out_features)
 
