@@ -24,6 +24,17 @@ def names(run):
     return [path.name for path in checkpoint.found(run / "checkpoints")]
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Signals are heard as in a terminal, even where the tests run behind nohup, which has some ignored."""
+    before = {which: signal.getsignal(which) for which in SIGNALS}
+    for which in SIGNALS:
+        signal.signal(which, signal.default_int_handler if which == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for which, handler in before.items():
+        signal.signal(which, handler)
+
+
 @pytest.fixture
 def whole(trainer, tmp_path):
     """The weights of a run that nobody stopped."""
