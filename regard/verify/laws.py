@@ -310,9 +310,7 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
             said = module.cost(length, past)
         else:
             held, said = 0, module.cost(past + length)
-            subject.whole(
-                x, None, memory
-            )  # what follows from the weights alone is there, as it is where steps went before
+            subject.whole(x, None, memory)  # so that what follows from the weights alone is there
             counted = count_flops(module, lambda: subject.whole(x, None, memory))
     worst = abs(said.flops - counted) / max(counted, 1.0)
     if subject.streams:
