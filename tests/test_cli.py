@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import regard
 from regard.cli import main
@@ -284,6 +285,13 @@ def test_interrupted(capsys, monkeypatch):
     monkeypatch.setattr(recipe, "names", stop)
     assert main(["systems"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_no_more_memory(capsys, monkeypatch):
+    """As torch itself says it, on a processor."""
+    monkeypatch.setattr(recipe, "names", lambda: torch.empty(1 << 50))
+    assert main(["systems"]) == 2
+    assert capsys.readouterr().err.startswith("regard: there is not enough memory")
 
 
 def test_as_a_program(mine):

@@ -111,7 +111,10 @@ def test_any_encoder_embeds(filler, writer, tmp_path, capsys):
     path = tmp_path / "texts.txt"
     path.write_text("the cat\n")
     assert main(["predict", filler, str(path), "--embed"]) == 0
-    assert json.loads(lines(capsys)[0]) == pytest.approx(regard.load(filler).embed(["the cat"])[0].tolist(), abs=1e-6)
+    vector = pytest.approx(regard.load(filler).embed(["the cat"])[0].tolist(), abs=1e-6)
+    assert json.loads(lines(capsys)[0]) == vector
+    assert main(["predict", filler, str(path), "--embed", "--json"]) == 0
+    assert json.loads(lines(capsys)[0]) == [{"vector": vector, "cut": False}]
     assert main(["predict", writer, str(path), "--embed"]) == 2
     assert "come of an encoder that reads texts" in capsys.readouterr().err
 
@@ -132,6 +135,7 @@ def test_any_encoder_embeds(filler, writer, tmp_path, capsys):
         ("writer", ["--align", "--json"], "has no source"),
         ("writer", ["--align"], "say --json as well"),
         ("writer", ["--stream", "--json"], "leave out --stream"),
+        ("writer", ["--stream", "--guess", "2"], "leave one of them out"),
         ("writer", ["--pool", "mean"], "come of an encoder"),
         ("writer", ["--similarity"], "come of an encoder"),
         ("filler", ["--similarity", "--temperature", "1"], "its options: --cut, --pool, --unit, --similarity, --out"),
@@ -155,7 +159,13 @@ def test_a_single_prompt_is_streamed_to_a_terminal(writer, tmp_path, monkeypatch
     path = tmp_path / "prompts.txt"
     for text, wanted in (("the cat\n", ["the cat"]), ("the cat\na dog\n", []), ("", [])):
         path.write_text(text)
-        for more, streams in (([], True), (["--no-stream"], False), (["--json"], False), (["--beam", "2"], False)):
+        for more, streams in (
+            ([], True),
+            (["--no-stream"], False),
+            (["--json"], False),
+            (["--beam", "2"], False),
+            (["--guess", "2"], False),
+        ):
             seen.clear()
             out = Terminal()
             monkeypatch.setattr(sys, "stdout", out)

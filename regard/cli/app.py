@@ -52,11 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         raise
     except Exception as error:
-        told = str(error) if isinstance(error, UserError) else _usage(error)
+        told = str(error) if isinstance(error, UserError) else _memory(error) or _usage(error)
         if told is None:
             raise
         print(f"regard: {told}", file=sys.stderr)
         return 2
+
+
+def _memory(error: Exception) -> str | None:
+    """What to do when a device has no more of it."""
+    if type(error).__name__ not in ("MemoryError", "OutOfMemoryError") and "DefaultCPUAllocator" not in str(error):
+        return None
+    return "there is not enough memory: take less at a time (train.batch, decode.tokens) or a smaller model"
 
 
 def _usage(error: Exception) -> str | None:

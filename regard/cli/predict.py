@@ -105,6 +105,10 @@ def predict(
     own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
            "align": align or None, "stream": stream or None, "draft": draft}  # fmt: skip
     guess = 4 if draft is not None and guess is None else guess
+    if stream and guess:
+        raise UserError(
+            "guesses are read several at a time, and --stream tells tokens one by one: leave one of them out"
+        )
     way = way_of(loaded, own, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
                  min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
                  shortlist=shortlist or None)  # fmt: skip
@@ -178,7 +182,7 @@ def _peeked(texts: Iterator[str], count: int) -> tuple[Iterator[str], list[str]]
 
 def _can_stream(loaded: Any, way: Any) -> bool:
     """Whether a person watches a prompt being continued."""
-    return sys.stdout.isatty() and "stream" in loaded.options and not loaded.pairs and way.beam == 1
+    return sys.stdout.isatty() and "stream" in loaded.options and not loaded.pairs and way.beam == 1 and not way.guess
 
 
 def _tell_streams(loaded: Any, texts: Iterator[str], way: Any) -> None:

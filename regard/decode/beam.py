@@ -7,18 +7,16 @@ The first neural use: Sutskever et al. 2014, arXiv:1409.3215. Division by the le
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
+from regard.kernels.cross_entropy import BITS
 from regard.kernels.top import top
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 
-LOG2E = 1 / math.log(2)
 STOPS = ("full", "likely", "sure")
 
 
@@ -76,7 +74,7 @@ def likeliest(coming: Next, wide: int) -> tuple[Tensor, Tensor]:
     def choose(scores: Tensor, _: slice) -> tuple[Tensor, Tensor]:
         best, tokens = top(scores, min(wide, scores.shape[-1]))
         most = best[:, :1].clamp(min=torch.finfo(best.dtype).min)
-        powers = torch.add(most * -LOG2E, scores, alpha=LOG2E, out=scores).exp2_()  # which is faster than exp
+        powers = torch.add(most * -BITS, scores, alpha=BITS, out=scores).exp2_()  # which is faster than exp
         mass = powers.sum(-1, keepdim=True)
         return best - most - mass.log(), tokens
 

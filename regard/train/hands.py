@@ -102,8 +102,8 @@ class _Hand:
             answer = self.line.recv()
         except (EOFError, OSError):
             raise _gone() from None
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
 
@@ -132,7 +132,7 @@ def _work(
 
 def _answer(
     learn: Learn, parameters: list[nn.Parameter], gradients: list[Tensor], share: list[tuple], count: int, seed: int
-) -> tuple[float, list[int]] | str:
+) -> tuple[float, list[int]] | Exception:
     """The sum of -log p, and the numbers of those that have a gradient now; or what went wrong."""
     try:
         torch.manual_seed(seed)
@@ -145,8 +145,10 @@ def _answer(
                 gradients[index].copy_(parameter.grad)
                 made.append(index)
         return nll, made
+    except UserError as error:
+        return error
     except Exception:
-        return traceback.format_exc()
+        return RuntimeError(traceback.format_exc())
 
 
 def _shared(tensor: Tensor) -> Tensor:

@@ -33,10 +33,14 @@ KINDS = ("encoder", "encoder-decoder")
 class Embedded(NamedTuple):
     """The vector of a text, or how alike two texts are."""
 
-    text: str  # the same as a line
     vector: list[float] | None = None
     cosine: float | None = None
     cut: bool = False  # the text was too long, and shortened
+
+    @property
+    def text(self) -> str:
+        """The same as a line."""
+        return json.dumps(self.vector) if self.cosine is None else f"{self.cosine:.4f}"
 
 
 class Embedder(Reader):
@@ -120,10 +124,9 @@ class Embedder(Reader):
         for found, cut in self._blocks(texts, way or self.way, ahead):
             for value, one in zip(found.tolist(), cut, strict=True):
                 if self.similarity:
-                    yield [Embedded(f"{value:.4f}", cosine=value, cut=one)]
+                    yield [Embedded(cosine=value, cut=one)]
                 else:
-                    told = [float(f"{number:.7g}") for number in value]
-                    yield [Embedded(json.dumps(told), told, cut=one)]
+                    yield [Embedded([float(f"{number:.7g}") for number in value], cut=one)]
             tick(len(cut))
 
     def _blocks(self, texts: Iterable[str], way: Way, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:

@@ -96,18 +96,20 @@ def test_what_is_not_used_has_no_gradient(model, learner, cores):
     assert extra.tolist() == [1, 1, 1]
 
 
-def test_an_error_is_told(model, learner, cores, monkeypatch):
+@pytest.mark.parametrize(("raised", "told"), [(ValueError, RuntimeError), (UserError, UserError)])
+def test_an_error_is_told(model, learner, cores, monkeypatch, raised, told):
+    """One for the user as it is, another with the place where it was."""
     cores(2)
     one, here = learner(model(dropout=0.0)), os.getpid()
     learn = one._learn
 
     def fails(part, count):
         if os.getpid() != here:
-            raise ValueError("a strange batch")
+            raise raised("a strange batch")
         return learn(part, count)
 
     monkeypatch.setattr(one, "_learn", fails)
-    with pytest.raises(RuntimeError, match="a strange batch"):
+    with pytest.raises(told, match="a strange batch"):
         one.advance(lambda: 1e-2)
     assert torch.get_num_threads() == 2
 
