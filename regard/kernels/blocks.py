@@ -38,10 +38,12 @@ def can(see: See) -> bool:
 
 def pays(q: Tensor, see: See, position: Position, drop: float) -> bool:
     """Whether it is faster than the dense kernel, as far as the pattern tells without a batch's data."""
+    if not can(see):
+        return False
     device, length = "cpu" if q.device.type == "cpu" else "cuda", q.shape[2]
     slow = device == "cpu" and (drop > 0 or position.acts("bias"))
     pattern = outline(see.pattern)
-    if not can(see) or pattern is None or length < LENGTH[device] or (see.causal_only and not slow):
+    if pattern is None or length < LENGTH[device] or (see.causal_only and not slow):
         return False
     return share(pattern, length, BLOCK, q.device) < SHARE[device] * (SLOW if slow else 1)
 

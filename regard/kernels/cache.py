@@ -83,14 +83,22 @@ def _round(slots: int) -> int:
     return -(-slots // ROUND) * ROUND
 
 
-def write(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
+def shared(slot: Tensor) -> Tensor | int:
+    """slot (batch, n); the number alone where it is one and the same for all, as for the next token of rows that are
+    equally long. Another device is not asked."""
+    if slot.shape[1] != 1 or slot.device.type != "cpu":
+        return slot
+    one = int(slot[0, 0])
+    return one if len(slot) == 1 or bool((slot == one).all()) else slot
+
+
+def write(cache: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
     """cache[row, slot[row, i]] = new[row, i]: in place, unless a gradient has to find its way back."""
+    slot = shared(slot) if isinstance(slot, Tensor) else slot
     learns = torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad)
-    if slot.shape[1] == 1 and slot.device.type == "cpu" and not learns:
-        one = int(slot[0, 0])
-        if len(slot) == 1 or bool((slot == one).all()):  # the next token of rows that are equally long
-            cache[:, one].copy_(new[:, 0])
-            return cache
+    if isinstance(slot, int) and not learns:
+        cache.narrow(1, slot, 1).copy_(new)
+        return cache
     rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
     put = cache.index_put if learns else cache.index_put_
-    return put((rows, slot), new.to(cache.dtype))
+    return put((rows, torch.as_tensor(slot, device=cache.device)), new.to(cache.dtype))

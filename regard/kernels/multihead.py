@@ -14,7 +14,7 @@ from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 
 from .attend import Attend
-from .cache import Cache, Source, write
+from .cache import Cache, Source, shared, write
 from .see import See
 
 CHUNK = 64  # a cache that forgets is written at most this many positions at a time
@@ -103,14 +103,15 @@ class MultiHead(Mixer[Cache | Source]):
     def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, heads, n, dim), as the score compares them with keys, and as the position compares them with places:
         the score makes both, so both have its scale."""
-        q = self.q_norm(self.q(x).unflatten(-1, (self.heads, self.dim))).transpose(1, 2)
+        q = self.q_norm(self.q(x).view(*x.shape[:-1], self.heads, self.dim)).transpose(1, 2)
         ready = self.score.query(self.position.query(q, at))
         return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
 
     def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, m, kv_heads, dim), ready to be cached."""
-        k = self.k_norm(self.k(x).unflatten(-1, (self.kv_heads, self.dim))).transpose(1, 2)
-        v = self.v(x).unflatten(-1, (self.kv_heads, self.dim)).transpose(1, 2)
+        split = (*x.shape[:-1], self.kv_heads, self.dim)
+        k = self.k_norm(self.k(x).view(split)).transpose(1, 2)
+        v = self.v(x).view(split).transpose(1, 2)
         return self.score.key(self.position.key(k, at)).transpose(1, 2), self.position.value(v, at).transpose(1, 2)
 
     def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
@@ -192,7 +193,7 @@ class MultiHead(Mixer[Cache | Source]):
         count = see.key_at.shape[1]
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
 
-    def _place(self, state: Cache, context: Context) -> tuple[Tensor, Tensor, See]:
+    def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, See]:
         """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
         where = slots(self.pattern, context.last + 1, CHUNK)
         slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
@@ -200,9 +201,10 @@ class MultiHead(Mixer[Cache | Source]):
         if context.valid is not None:
             slot = torch.where(context.valid, slot, state.room)
             now = torch.where(context.valid, now, -1)
-        at = write(state.at, slot, now)
+        here = shared(slot)
+        at = write(state.at, here, now)
         there = at[:, : where.counts[max(context.last, 0)]]
-        return slot, at, See(self._pattern(context), context.positions, there, holes=True, known={})
+        return here, at, See(self._pattern(context), context.positions, there, holes=True, known={})
 
     def _pattern(self, context: Context) -> Pattern:
         """The own one and the batch's, once it is sure that every query has something to see."""

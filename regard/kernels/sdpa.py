@@ -17,7 +17,9 @@ NEAR = 1 << 21  # numbers that stay in the processor's cache
 
 def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
     heads = q.shape[1]
-    bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
+    bias = None
+    if position.acts("bias"):
+        bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
     grouped = k.shape[1] != heads
     how = None if drop or grouped else _by_hand(q, k, v)
     if bias is None and see.causal_only:
