@@ -42,7 +42,6 @@ FULL = QUICK | {
     "model.encoder.depth": 4,
     "model.encoder.layer.0.feedforward.hidden": 512,
     "model.decoder.layer.0.feedforward.hidden": 512,
-    "model.dropout": 0.1,
     "train.batch": 3000,
     "train.lr": 0.003,
     "train.warmup": 300,

@@ -38,7 +38,7 @@ class Pairer:
     """
 
     pairs = False
-    takes, options = "images", ("best", "text")
+    takes, options = "images", ("best", "text", "cut")
     metrics = ("loss", "accuracy")
 
     def __init__(
@@ -84,13 +84,13 @@ class Pairer:
         way = way or self.way
         if not self.text:
             raise UserError("which texts? Say --text for everything that a picture may show")
-        texts = self.embed(self.text)
+        texts = self.embed(self.text, way.cut)
         yield from likeliest(files, self.text, lambda some: self.model.compare(self._see(some), texts), way.best, tick)
 
     @torch.no_grad()
-    def match(self, files: Iterable[str | Path], texts: Sequence[str]) -> Tensor:
+    def match(self, files: Iterable[str | Path], texts: Sequence[str], cut: bool = False) -> Tensor:
         """(pictures, texts) how likely each text is for a picture, among these texts."""
-        return self.model.compare(self.vectors(files), self.embed(texts)).softmax(-1).cpu()
+        return self.model.compare(self.vectors(files), self.embed(texts, cut)).softmax(-1).cpu()
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, dim) of length one."""
@@ -100,17 +100,25 @@ class Pairer:
         return torch.cat(made)
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str]) -> Tensor:
+    def embed(self, texts: Sequence[str], cut: bool = False) -> Tensor:
         """(texts, dim) of length one, to be compared with those of pictures."""
         if isinstance(texts, str) or not texts:
             raise UserError("texts come in a list of one at least")
-        tokens, valid = pad_rows(self.code(texts), self.source.pad)
+        tokens, valid = pad_rows(self.code(texts, cut), self.source.pad)
         return self.model.read(tokens.to(self.device), valid.to(self.device))
 
-    def code(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts as tokens with their marks, none longer than the model takes."""
-        rows = self.source.frame(texts)
-        return rows if self.model.limit is None else [shortened(ids, self.model.limit) for ids in rows]
+    def code(self, texts: Sequence[str], cut: bool) -> list[list[int]]:
+        """Texts as tokens with their marks, none longer than the model takes: such a one is cut, or refused."""
+        rows, limit = self.source.frame(texts), self.model.limit
+        if limit is None:
+            return rows
+        for text, ids in zip(texts, rows, strict=True):
+            if len(ids) > limit and not cut:
+                raise UserError(
+                    f"the text '{text[:40]}...' has {len(ids):,} tokens, and at most {limit:,} can be taken: shorten "
+                    "it, or let it be cut (--cut)"
+                )
+        return [shortened(ids, limit) for ids in rows]
 
     @torch.no_grad()
     def _see(self, files: list[str | Path]) -> Tensor:
@@ -136,7 +144,7 @@ class Pairer:
         for begin in range(0, len(shown), AMONG):
             some = range(begin, min(begin + AMONG, len(shown)))
             images = torch.stack([self.lens.numbers(self.lens.pixels(shown.image(n))) for n in some])
-            tokens, valid = pad_rows(self.code([shown.answers[n] for n in some]), self.source.pad)  # type: ignore
+            tokens, valid = pad_rows(self.code([shown.answers[n] for n in some], True), self.source.pad)  # type: ignore
             yield Batch(tokens, torch.arange(len(some)), valid, images, count=len(some))
 
 

@@ -214,6 +214,10 @@ def test_towers_learn(job, folder, table, tmp_path, capsys):
     assert all(len(line["answers"]) == 3 for line in lines)
     assert main(["predict", str(tmp_path / "towers"), str(files[0])]) == 2
     assert "--text" in capsys.readouterr().err
+    long = ["predict", str(tmp_path / "towers"), str(files[0]), "--text", "red " * 500]
+    assert main(long) == 2
+    assert "can be taken: shorten it, or let it be cut (--cut)" in capsys.readouterr().err
+    assert main([*long, "--cut"]) == 0
 
 
 def test_towers_go_on(job, table, tmp_path):

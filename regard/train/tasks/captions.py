@@ -91,7 +91,9 @@ class Captions(Task):
         rows, lost = prepare_pictures(shown, codes, self.lens, self.data(name), skip, partial(tick, "preparing"))
         if lost:
             say(f"{shown.name}: {lost:,} pictures cannot be read and are left out")
-        texts = self.run(model, None, False).code(shown.answers)
+        texts = self.run(model, None, False).code(shown.answers, cut=True)
+        if model.limit and (long := sum(len(ids) == model.limit for ids in texts)):
+            say(f"{shown.name}: {long:,} texts fill the {model.limit} tokens that the model takes, and may be cut")
         return Captioned(Seen(rows, self.lens, count, self.settings.seed, shuffle), texts, self.source.pad)
 
     def run(self, model: Any, folder: Path | None, documents: bool) -> Any:
