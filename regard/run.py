@@ -193,9 +193,9 @@ class Run:
 
     def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
         """The answer to one text, piece by piece as it comes; together they are what `predict` gives. Beam search knows
-        its answer only at the end."""
+        its answer only at the end, and so do guesses and shortlists."""
         way = self.way if way is None else way
-        if way.beam > 1:
+        if way.beam > 1 or way.guess or way.shortlist:
             if whole := self.predict([text], way)[0][0].text:
                 yield whole
             return
