@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,9 @@ __all__ = ["UserError", "add_folder", "build", "load", "restore", "save", "selec
 __version__ = "0.1.0"
 
 
-def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run:
-    """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. int8: with weights of
-    eight bits, which decode faster on a processor."""
+def load(folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False) -> Run:
+    """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. Several folders: their
+    models answer together. int8: with weights of eight bits, which decode faster on a processor."""
     from .folder import load  # brings tokenizers and much else along
 
     return load(folder, device, int8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from regard.core import Model, UserError, build, restore
 from regard.core.errors import in_one_line, short
 from regard.data.tokenizer import Tokenizer
+from regard.decode import Several
 from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint
@@ -21,13 +23,35 @@ if TYPE_CHECKING:
     from regard.use.reader import Reader
 
 
-def load(folder: str | Path, device: str = "cpu", int8: bool = False) -> Run | Reader | NodeLabeller:
-    """A run folder, as `regard train` leaves it. One that was stopped early gives its newest checkpoint, and its
-    `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
-    loaded = _load(Path(folder), device)
+def load(
+    folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False
+) -> Run | Reader | NodeLabeller:
+    """A run folder, as `regard train` leaves it, or several whose models answer together. One that was stopped early
+    gives its newest checkpoint, and its `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+    folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
+    loaded = [_load(one, device) for one in folders]
     if int8:
-        quantise(loaded.model)
-    return loaded
+        for one in loaded:
+            quantise(one.model)
+    return loaded[0] if len(loaded) == 1 else _together(loaded)
+
+
+def _together(runs: Sequence[Any]) -> Run:
+    """One that answers with the models of all."""
+    if not runs:
+        raise UserError("there is no run folder to load")
+    first = runs[0]
+    for run in runs:
+        if type(run) is not Run:
+            raise UserError(f"{short(run.folder)}: only models that write texts answer together")
+        if any(a.hash() != b.hash() for a, b in ((run.source, first.source), (run.target, first.target))):
+            raise UserError(
+                f"{short(run.folder)} and {short(first.folder)} have tokenizers that differ, so their models cannot "
+                "answer together: train them with the same tokenizer.json"
+            )
+    notes = "; ".join(f"{short(run.folder)}: {run.note}" for run in runs if run.note)
+    model: Any = Several([run.model for run in runs])
+    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
 
 
 def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:

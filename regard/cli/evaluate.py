@@ -13,7 +13,7 @@ from rich.table import Table
 from regard import UserError
 
 from .app import AsJson, Parts, app, dump
-from .predict import Beam, Device, Few, Int8, Most, Penalty, TheRun, opened, way_of
+from .predict import Beam, Device, Few, Int8, Most, Penalty, TheRun, With, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Source, Target
 
 
@@ -39,6 +39,7 @@ def evaluate(
     ] = None,
     bad_lines: BadLines = "refuse",
     shortlist: Few = False,
+    beside: With = None,
     device: Device = "cpu",
     int8: Int8 = False,
     parts: Parts = None,
@@ -47,7 +48,7 @@ def evaluate(
     """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
     from regard.evaluate import evaluate as measured
 
-    loaded = opened(run, device, parts, int8)
+    loaded = opened(run, device, parts, int8, beside)
     way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most, shortlist=shortlist or None)
     lines = examples(loaded, data, source, target, columns, part, bad_lines)
     names = metric or loaded.metrics

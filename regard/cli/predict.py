@@ -28,6 +28,9 @@ Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="N
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")]
 
+With = Annotated[
+    list[Path] | None, typer.Option("--with", metavar="RUN", help="Its model answers too; several times for more.")
+]
 Few = Annotated[
     bool, typer.Option("--shortlist", help="Score likely words alone, by the list that 'regard shortlist' made.")
 ]
@@ -83,6 +86,7 @@ def predict(
     align: Annotated[bool, typer.Option("--align", help="With --json: where the decoder looked.")] = False,
     stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
     shortlist: Few = False,
+    beside: With = None,
     device: Device = "cpu",
     int8: Int8 = False,
     parts: Parts = None,
@@ -96,7 +100,7 @@ def predict(
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
-    loaded = opened(run, device, parts, int8)
+    loaded = opened(run, device, parts, int8, beside)
     of_vectors = {"pool": pool, "unit": unit, "similarity": similarity or None, "out": out}
     if embed or any(value is not None for value in of_vectors.values()):
         from regard.use.embed import Embedder
@@ -127,13 +131,15 @@ def predict(
         _tell(answers, as_json)
 
 
-def opened(run: Path, device: str, parts: list[Path] | None, int8: bool = False) -> Any:
-    """What answers with a run."""
+def opened(
+    run: Path, device: str, parts: list[Path] | None, int8: bool = False, beside: list[Path] | None = None
+) -> Any:
+    """What answers with a run, or with several together."""
     from regard.folder import load
 
     for folder in parts or []:
         add_folder(folder)
-    loaded = load(run, device, int8)
+    loaded = load([run, *(beside or [])], device, int8)
     if loaded.note:
         print(f"regard: {loaded.note}", file=sys.stderr)
     return loaded

@@ -3,9 +3,11 @@
 from .beam import beam
 from .result import Hypothesis, Request
 from .sample import greedy, sample, stream
+from .several import Several
 from .speculative import Before, Smaller, speculate
 from .way import Way, search
 
 __all__ = [
-    "Before", "Hypothesis", "Request", "Smaller", "Way", "beam", "greedy", "sample", "search", "speculate", "stream",
+    "Before", "Hypothesis", "Request", "Several", "Smaller", "Way", "beam", "greedy", "sample", "search", "speculate",
+    "stream",
 ]  # fmt: skip

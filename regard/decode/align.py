@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.core import Memory, Model, UserError, watch
 
-TAPS = "stack*weights"
+TAPS = "*stack*weights"  # of the decoder, or of the decoders of several models
 
 
 @torch.no_grad()

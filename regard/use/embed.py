@@ -22,7 +22,7 @@ from regard import metrics as measures
 from regard.core import Context, UserError
 from regard.core.errors import short
 from regard.core.head import check_pool, pool
-from regard.decode import Way
+from regard.decode import Several, Way
 from regard.run import AHEAD
 
 from .reader import Reader, together
@@ -64,6 +64,8 @@ class Embedder(Reader):
         kind = getattr(run.model, "kind", "")
         if kind not in KINDS or run.takes != "texts" or getattr(run, "source", None) is None:
             raise UserError("vectors of texts come of an encoder that reads texts, and this model is none")
+        if isinstance(run.model, Several):
+            raise UserError("vectors are those of one model: ask it alone")
         made = cls(run.model, run.source, run.target, run.folder, run.note)
         made.way = run.way
         return made

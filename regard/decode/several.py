@@ -1,0 +1,131 @@
+"""Several models answer together: what one of them gets wrong, the others often do not.
+
+    p(next token) = mean over the models of p_m(next token)
+
+Each has a state of its own, so that together they are under the same law as each alone. Of networks: Hansen and Salamon
+1990, "Neural Network Ensembles"; for sequences, Sutskever et al. 2014, arXiv:1409.3215.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Cost, Head, Memory, Model, UserError
+
+from .result import exact
+
+
+class Memories(NamedTuple):
+    """What the encoder of each hands to its decoder."""
+
+    each: tuple[Memory, ...]
+
+    @property
+    def x(self) -> Tensor:
+        return self.each[0].x
+
+
+class Several(nn.Module):
+    """models: of one kind, over the same tokens. The vectors before the head are those of all, side by side."""
+
+    def __init__(self, models: Sequence[Model]):
+        super().__init__()
+        first = models[0]
+        for other in models[1:]:
+            if (other.kind, other.vocab, other.source_vocab) != (first.kind, first.vocab, first.source_vocab):
+                raise UserError("models that answer together are of one kind and know the same tokens; these do not")
+        self.models = nn.ModuleList(models)
+        self.kind, self.vocab, self.source_vocab = first.kind, first.vocab, first.source_vocab
+        self.recipe = getattr(first, "recipe", {})
+        self.limit, self.source_limit = (_least(models, name) for name in ("limit", "source_limit"))
+
+    @property
+    def head(self) -> Head:
+        return _Mean(self)
+
+    def encode(self, source: Tensor, valid: Tensor | None = None) -> Memories:
+        return Memories(tuple(model.encode(source, valid) for model in self._each))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        valid: Tensor | None = None,
+        source: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        memory: Memories | None = None,
+    ) -> Tensor:
+        """tokens (batch, time) -> log p (batch, time, vocab)."""
+        memory = self.encode(source, source_valid) if source is not None else memory
+        pairs = zip(self._each, self._apart(memory), strict=True)
+        return mean([model(tokens, valid, memory=own) for model, own in pairs])
+
+    def hidden(self, tokens: Tensor, context: Context) -> Tensor:
+        """(batch, time, width of all)."""
+        contexts = [replace(context, memory=own, known={}) for own in self._apart(context.memory)]
+        return torch.cat([model.hidden(tokens, own) for model, own in zip(self._each, contexts, strict=True)], -1)
+
+    def start(self, batch: int, capacity: int, *, memory: Memories | None = None) -> tuple:
+        pairs = zip(self._each, self._apart(memory), strict=True)
+        return tuple(model.start(batch, capacity, memory=own) for model, own in pairs)
+
+    def step(self, tokens: Tensor, state: tuple, valid: Tensor | None = None) -> tuple[Tensor, tuple]:
+        scores, states = self._all(lambda model, own: model.step(tokens, own, valid), state)
+        return mean(scores), states
+
+    def ahead(self, tokens: Tensor, state: tuple, valid: Tensor | None = None) -> tuple[Tensor, tuple]:
+        x, states = self._all(lambda model, own: model.ahead(tokens, own, valid), state)
+        return torch.cat(x, -1), states
+
+    def scores(self, x: Tensor) -> Tensor:
+        """x (rows, width of all) -> log p (rows, vocab)."""
+        return mean([model.scores(own) for model, own in zip(self._each, self.split(x), strict=True)])
+
+    def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        makers = [model.among(tokens) for model in self._each]
+        return lambda x: mean([make(own) for make, own in zip(makers, self.split(x), strict=True)])
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The vectors of each."""
+        return x.split([model.stack.width for model in self._each], -1)
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        costs = [model.cost(length, past) for model in self._each]
+        return Cost(sum(cost.flops for cost in costs), sum(cost.state for cost in costs))
+
+    @property
+    def _each(self) -> list[Model]:
+        return list(self.models)  # type: ignore[arg-type]
+
+    def _apart(self, memory: Any) -> Sequence[Memory | None]:
+        return [None] * len(self.models) if memory is None else memory.each
+
+    def _all(self, step: Callable[[Model, Any], tuple[Tensor, Any]], state: tuple) -> tuple[list[Tensor], tuple]:
+        told, states = zip(*(step(model, own) for model, own in zip(self._each, state, strict=True)), strict=True)
+        return list(told), states
+
+
+class _Mean(Head):
+    """As an objective wants a head: the vectors of all in, log p out."""
+
+    def __init__(self, several: Several):
+        super().__init__()
+        self._parts = lambda x: zip([model.head for model in several._each], several.split(x), strict=True)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return mean([head(own, context) for head, own in self._parts(x)])
+
+
+def mean(scores: Sequence[Tensor]) -> Tensor:
+    """Of what the scores (..., vocab) of each mean in p; as log p."""
+    logs = torch.stack([exact(one).log_softmax(-1) for one in scores])
+    return logs.logsumexp(0) - math.log(len(logs))
+
+
+def _least(models: Sequence[Model], name: str) -> int | None:
+    return min((getattr(model, name) for model in models if getattr(model, name) is not None), default=None)
