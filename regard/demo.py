@@ -26,8 +26,10 @@ METRICS = {"sequence_error": "word error", "token_error": "phoneme error"}
 # What three minutes on two cores can learn, and what half an hour can. Spelling is a matter of neighbours, so that
 # places are told relative to each other as well.
 QUICK = {
+    "model.heads": 4,
     "model.depth": 2,
     "model.dropout": 0.0,
+    "model.tie": "target",
     "model.encoder.layer.0.mixer.position": "rotary",
     "model.decoder.layer.0.mixer.position": "rotary",
     "model.decoder.layer.0.cross.position": "rotary",
@@ -38,13 +40,15 @@ QUICK = {
     "train.schedule": "linear",
 }
 FULL = QUICK | {
-    "model.width": 256,
+    "model.dropout": 0.05,
     "model.encoder.depth": 4,
     "model.encoder.layer.0.feedforward.hidden": 512,
     "model.decoder.layer.0.feedforward.hidden": 512,
-    "train.batch": 3000,
-    "train.lr": 0.003,
+    "train.batch": 1024,
+    "train.accumulate": 2,  # words of two lengths in a step
+    "train.lr": 0.004,
     "train.warmup": 300,
+    "train.weight_decay": 0.05,
     "train.smoothing": 0.1,
     "train.ema": 0.998,
 }
@@ -78,7 +82,7 @@ def write_dictionary(path: Path) -> Path:
 
 def job(folder: Path, minutes: float, full: bool) -> Job:
     """The whole of it in the words of `regard train`."""
-    settings = (FULL if full else QUICK) | {"model.tie": "target", "model.heads": 4, "train.minutes": minutes}
+    settings = (FULL if full else QUICK) | {"train.minutes": minutes}
     data = write_dictionary(folder.parent / "cmudict.tsv")
     return Job(
         "transformer", str(folder), "tiny", [f"{name}={value}" for name, value in settings.items()], str(data),
