@@ -89,8 +89,8 @@ def main() -> None:
         f"- {results.conditions(1)}",
         f"- Seeds 2 and 3; {parameters / 1e6:.2f} M parameters each; a core for each at the same time: "
         f"{', '.join(learned)}.",
-        f"- {len(words):,} test words, stress left out, any listed pronunciation right, beam {given.beam}. 'both': the two "
-        "answer together, by the mean of what they hold likely. g2p_en has learned from the test words, too.",
+        f"- {len(words):,} test words, stress left out, any listed pronunciation right, beam {given.beam}. 'both': the "
+        "two answer together, by the mean of what they hold likely. g2p_en has learned from the test words, too.",
         "",
         *results.table(["", "word error", "phoneme error", "words/s"], rows),
     ]
