@@ -1,6 +1,7 @@
 """Does cost grow as each system promises? Training and decoding of every recipe that is a decoder or an encoder and has
-a size `tiny`, but families of models, beside full attention, in one run: time, peak memory and state, and how they grow
-with the length.
+a size `tiny`, beside full attention, in one run: time, peak memory and state, and how they grow with the length. Those
+that have full attention as well, or whose attention is here by another name, are left out unless they are asked for, and
+so is graph attention, whose neighbours come with a graph.
 
     python bench/growth.py                              prints the tables
     python bench/growth.py --only local retnet          these, beside full attention
@@ -33,10 +34,10 @@ from patterns import Cell, growth, peak
 from regard.core import Model, UserError, build, load, losses, state_bytes
 from regard.core import recipe as recipes
 
-FAMILIES = (
-    *("gpt2", "llama", "mistral", "qwen", "qwen3", "bloom", "mpt", "starcoder"),
-    *("bert", "roberta", "albert", "distilbert", "minilm", "roformer", "xlnet", "vit"),
-)  # whose attention is here by a name of its own
+ALIKE = (
+    *("rotary", "xpos", "mqa", "gqa", "gpt2", "llama", "mistral", "qwen", "qwen3", "bloom", "mpt", "starcoder"),
+    *("bert", "roberta", "albert", "distilbert", "minilm", "roformer", "xlnet", "vit", "gat", "gatv2"),
+)
 FULL = {"decoder": "transformer-decoder", "encoder": "transformer-encoder"}
 PICTURE = Path(__file__).parents[1] / "docs" / "growth.png"
 PLACES = (100, 1000, 16000)  # tokens before the one that is decoded
@@ -69,7 +70,7 @@ def contenders(only: list[str] | None) -> dict[str, str]:
         if name not in kinds:
             sys.exit(f"no recipe '{name}' with a size tiny")
     first = list(FULL.values())
-    asked = [name for name in kinds if name not in FAMILIES] if only is None else only
+    asked = [name for name in kinds if name not in ALIKE] if only is None else only
     chosen = first + [name for name in kinds if name not in first and name in asked]
     return {name: kinds[name] for name in chosen if kinds[name] in FULL}
 

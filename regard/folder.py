@@ -44,6 +44,11 @@ def _together(runs: Sequence[Any]) -> Run:
     for run in runs:
         if type(run) is not Run:
             raise UserError(f"{short(run.folder)}: only models that write texts answer together")
+        if run.model.kind != first.model.kind:
+            raise UserError(
+                f"{short(run.folder)} is of kind '{run.model.kind}' and {short(first.folder)} of kind "
+                f"'{first.model.kind}', so their models cannot answer together"
+            )
         if any(a.hash() != b.hash() for a, b in ((run.source, first.source), (run.target, first.target))):
             raise UserError(
                 f"{short(run.folder)} and {short(first.folder)} have tokenizers that differ, so their models cannot "
@@ -61,7 +66,7 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     graph = told.get("tokenizers") == []  # nothing is read in tokens
     source, target = (None, None) if graph else tokenizers(folder)
     must_have(device)
-    finished = (folder / "model.safetensors").is_file()
+    finished = checkpoint.finished(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
         return face_of(model)(model, folder, note)

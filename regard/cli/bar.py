@@ -35,7 +35,7 @@ class Bar:
         self.shown: dict[str, float] = {}
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False)
+        self.console.print(sentence, highlight=False, soft_wrap=True)  # so that a command can be copied whole
 
     def tick(self, what: str, done: int) -> None:
         if not self.moving:

@@ -41,11 +41,7 @@ def demo(
         (out / "demo").touch()
         size = sum(p.numel() for p in prepared.model.parameters())
         bar.say(f"{size:,} parameters, {prepared.corpus.train.count:,} examples")
-        try:
-            run = prepared.train(bar.report)
-        except KeyboardInterrupt:
-            bar.say(f"stopped; everything is saved. Go on with: regard train --resume {out}")
-            raise
+        run = prepared.train(bar.report)
     test = prepared.corpus.test
     assert test is not None
     with console.status("testing"):

@@ -148,11 +148,7 @@ def train(
                 origin=origin and str(origin), task=task, lora=lora or 0,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
-        try:
-            run = prepared.train(bar.report)
-        except KeyboardInterrupt:
-            bar.say(f"stopped; everything is saved. Go on with: regard train --resume {prepared.folder}")
-            raise
+        run = prepared.train(bar.report)
     measured = {k: v for k, v in prepared.trainer.metrics.items() if k != "step"}
     if as_json:
         dump({"run": str(run.folder), "step": prepared.trainer.step, "metrics": measured})

@@ -153,13 +153,17 @@ def under(tensors: Sequence[Tensor], nothing: int = 0) -> Tensor:
     return torch.cat(wider)
 
 
-def alike(one: Any, two: Any) -> bool:
-    """Whether two states are of one make: the same names, and the same channels behind batch and time."""
-    if isinstance(one, Tensor) and isinstance(two, Tensor):
-        return one.dim() == two.dim() and one.shape[2:] == two.shape[2:] and one.dtype == two.dtype
-    if type(one) is not type(two) or not isinstance(one, tuple):
-        return one is None and two is None
-    return len(one) == len(two) and all(alike(*pair) for pair in zip(one, two, strict=True))
+def alike(state: Any, small: Any, large: Any) -> bool:
+    """Whether a state is of the make of two others, which differ in their room: the same names, and the same sizes but
+    for those that go with batch and room."""
+    if isinstance(state, Tensor) and isinstance(small, Tensor):
+        if state.dim() != small.dim() or state.dtype != small.dtype:
+            return False
+        sizes = zip(state.shape[1:], small.shape[1:], large.shape[1:], strict=True)
+        return all(size == one or one != other for size, one, other in sizes)
+    if type(state) is not type(small) or not isinstance(state, tuple):
+        return state is None and small is None
+    return len(state) == len(small) and all(alike(*parts) for parts in zip(state, small, large, strict=True))
 
 
 def state_bytes(state: Any) -> int:

@@ -255,10 +255,13 @@ class Model(nn.Module):
 
     def _owns(self, state: State) -> bool:
         """Whether a state looks like those of this model; asked only when a step has failed."""
-        memory = None
-        if self.source_embed is not None:
-            memory = self.encode(self.source_embed.draw(1, 1).to(state.lengths.device))
-        return alike(self.start(1, 1, memory=memory).layers, state.layers)
+
+        def empty(room: int) -> tuple:
+            source = None if self.source_embed is None else self.source_embed.draw(1, room).to(state.lengths.device)
+            return self.start(1, room, source).layers
+
+        most = min(known for known in (self.limit, self.source_limit, 300) if known is not None)
+        return alike(state.layers, empty(1), empty(most))
 
     def cost(self, length: int, past: int = 0) -> Cost:
         """Of `length` positions of the decoder side (or of the encoder, when it is alone) for one sequence."""

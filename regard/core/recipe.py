@@ -251,6 +251,8 @@ def restore(folder: str | Path, device: str = "cpu") -> Model:
     weights = folder / "model.safetensors"
     try:
         load_model(model, str(weights), device=device)
-    except (SafetensorError, RuntimeError) as error:
+    except SafetensorError as error:
+        raise UserError(f"is damaged or cut off: {in_one_line(error)}", file=short(weights)) from None
+    except RuntimeError as error:
         raise UserError(f"does not fit its recipe: {in_one_line(error)}", file=short(weights)) from None
     return model.to(device)

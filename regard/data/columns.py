@@ -25,7 +25,6 @@ HEADINGS = {
     "pronunciation", "phonemes", "english", "german", "french", "spanish", "chinese", "japanese", "translation",
     "summary", "title", "score", "intent", "class",
 }  # fmt: skip
-IF_RIGHT = "if that is right, allow a larger 'longest'"
 
 
 class Bad(NamedTuple):
@@ -123,7 +122,7 @@ class Pick:
         if not text or text.isspace():
             return Bad("empty", "is empty")
         if len(text) > self.longest:
-            return Bad("too long", f"has {len(text):,} characters, more than {self.longest:,}; {IF_RIGHT}")
+            return Bad("too long", f"has {len(text):,} characters, more than {self.longest:,}")
         return text
 
     def _label(self, wanted: str | int) -> str:

@@ -22,7 +22,7 @@ from typing import IO, Any
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
 
-from .columns import IF_RIGHT, Bad, Pick, Row, has_header
+from .columns import Bad, Pick, Row, has_header
 
 SUFFIXES = {
     ".txt": "text", ".text": "text", ".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl",
@@ -34,6 +34,7 @@ FOREIGN = {
 }  # fmt: skip
 GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"
 BLOCK = 1 << 20
+PIECE = 2000  # characters of a running text that are a record at the most
 ROOM = 20  # a line with columns may be so many times longer than the longest text in it
 
 Numbered = tuple[int, Row]  # the number of the line, or of the row, counted from 1
@@ -61,7 +62,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             if not head:
                 raise UserError(f"{name} is empty")
             if zipped != (head[:2] == GZIP):
-                raise UserError(f"{name} is {'not ' if zipped else ''}gzip, which its name does not say: rename it")
+                raise UserError(f"{name} {_unlike(zipped, 'gzip')}")
             if not zipped:
                 yield file
                 return
@@ -73,6 +74,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"{name} cannot be read: {error.strerror or in_one_line(error)}") from None
 
 
+def _unlike(named: bool, form: str) -> str:
+    """What is wrong with a file that is of this form and not named so, or the other way round."""
+    return (
+        f"is not {form}, as its name says: rename it" if named else f"is {form}, which its name does not say: rename it"
+    )
+
+
 def check_contents(path: Path, form: str) -> None:
     """Refuse a file whose first bytes show that it is of another form."""
     with opened(path) as file:
@@ -80,7 +88,7 @@ def check_contents(path: Path, form: str) -> None:
     if not head:
         raise UserError(f"{short(path)} is empty")
     if (form == "parquet") != head.startswith(PARQUET):
-        raise UserError(f"{short(path)} is {'not ' if form == 'parquet' else ''}Parquet, which its name does not say")
+        raise UserError(f"{short(path)} {_unlike(form == 'parquet', 'Parquet')}")
     for magic, what in FOREIGN.items():
         if head.startswith(magic):
             raise UserError(f"{short(path)} is {what}, and cannot be read as {form}: convert it to UTF-8 text first")
@@ -124,25 +132,65 @@ def _decoded_line(line: bytes, longest: int) -> Iterator[str | Bad]:
         if len(line) > 4 * longest:
             yield _too_long(longest)
         else:
-            yield Bad("not UTF-8", f"byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8")
+            yield _not_utf8(error)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> Bad:
+    return Bad("not UTF-8", f"byte {error.start + 1} (0x{error.object[error.start]:02x}) is not UTF-8")
 
 
 def _too_long(longest: int) -> Bad:
-    return Bad("too long", f"more than {longest:,} characters; {IF_RIGHT}")
+    return Bad("too long", f"more than {longest:,} characters")
 
 
 class Text:
-    """Plain text, a record a line. The line end stays in it, so that all records together are the text again."""
+    """Plain text, a record a line; a long line in pieces, cut before spaces. The line end stays, so that all records
+    together are the text again."""
 
     unit, documents = "line", False
 
-    def __init__(self, path: Path, longest: int):
-        self.path, self.longest, self.name = path, longest, short(path)
+    def __init__(self, path: Path):
+        self.path, self.name = path, short(path)
         check_contents(path, "text")
 
     def rows(self) -> Iterator[Numbered]:
-        for number, line in enumerate(lines(self.path, self.longest), 1):
-            yield number, (line + "\n",) if isinstance(line, str) else line
+        number = 1
+        for block in self._blocks():
+            *whole, rest = block.split(b"\n")
+            for line in whole:
+                yield from self._pieces(number, line.removesuffix(b"\r") + b"\n")
+                number += 1
+            if rest:  # of a line that goes on
+                yield from self._pieces(number, rest)
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Whole lines; of one that is longer than a block, whole characters."""
+        rest, first = b"", True
+        with opened(self.path) as file:
+            while block := file.read(BLOCK):
+                rest += block.removeprefix(BOM) if first else block
+                first = False
+                cut = rest.rfind(b"\n") + 1
+                if not cut and len(rest) >= BLOCK:
+                    cut = next((len(rest) - n for n in (1, 2, 3, 4) if rest[-n] & 0xC0 != 0x80), len(rest))
+                if cut:
+                    yield rest[:cut]
+                rest = rest[cut:]
+        if rest:
+            yield rest + b"\n"
+
+    def _pieces(self, number: int, line: bytes) -> Iterator[Numbered]:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            yield number, _not_utf8(error)
+            return
+        while len(text) > PIECE:
+            cut = text.rfind(" ", 1, PIECE)
+            cut = cut if cut > 0 else PIECE
+            yield number, (text[:cut],)
+            text = text[cut:]
+        yield number, (text,)
 
     def key(self) -> list[Any]:
         return [stamp(self.path)]

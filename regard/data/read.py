@@ -74,7 +74,10 @@ class Records:
             for number, row in file.rows():
                 if isinstance(row, Bad):
                     if not self.skip:
-                        raise UserError(f"{row.file or file.name}, {file.unit} {number}: {row.what}")
+                        raise UserError(
+                            f"{row.file or file.name}, {file.unit} {number}: {row.what}; mend it, or leave out all "
+                            "that are bad (--bad-lines skip)"
+                        )
                     skipped[row.reason] += 1
                 else:
                     yield row
@@ -180,7 +183,7 @@ def open_corpus(
     columns:    of tables, names or numbers counted from 0.
     kind:       pairs; text for language models; matches: two texts and a label; tags: words with a tag each.
     bad_lines:  refuse, or skip them and count.
-    longest:    characters of a text; a longer one is bad.
+    longest:    characters of a text; a longer one is bad. A line of a running text may have any length.
     tick:       called now and then with the number of records read.
     """
     _among("kind", kind, KINDS)
@@ -231,7 +234,7 @@ class _Opener:
         (path,) = place
         form = form_of(path)
         if form == "text" and self.kind == "text":
-            return Text(path, self.longest)
+            return Text(path)
         if self.kind == "tags" and form in ("text", "tsv") and not sentences_a_line(path):
             return Conll(path, self.columns, self.longest)
         if form == "text":

@@ -36,6 +36,8 @@ class Several(nn.Module):
 
     def __init__(self, models: Sequence[Model]):
         super().__init__()
+        if not models:
+            raise UserError("who answers? Give at least one model")
         first = models[0]
         for other in models[1:]:
             if (other.kind, other.vocab, other.source_vocab) != (first.kind, first.vocab, first.source_vocab):
@@ -106,6 +108,8 @@ class Several(nn.Module):
         return [None] * len(self.models) if memory is None else memory.each
 
     def _all(self, step: Callable[[Model, Any], tuple[Tensor, Any]], state: tuple) -> tuple[list[Tensor], tuple]:
+        if len(state) != len(self.models):
+            raise UserError(f"a state of {len(state)} models cannot go on with {len(self.models)}")
         told, states = zip(*(step(model, own) for model, own in zip(self._each, state, strict=True)), strict=True)
         return list(told), states
 

@@ -262,7 +262,7 @@ def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
     lost = blind(pattern, length, valid)
     if lost is not None:
-        raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see")
+        raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see: add, say, '| window(1)'")
 
 
 def _position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:

@@ -156,6 +156,29 @@ def chosen(folder: Path, average: int, best: int | None, say: Callable[[str], No
     return whole or [last]  # type: ignore[list-item]
 
 
+def finish(run: Path, tensors: dict[str, Tensor]) -> Path:
+    """The run's final weights, with their sum beside them."""
+    (run / SUMS).unlink(missing_ok=True)  # killed in between, they are just not checked
+    put(run / MODEL, tensors)
+    put(run / SUMS, sums(run, [MODEL]))
+    return run / MODEL
+
+
+def finished(run: Path) -> Path | None:
+    """The run's final weights, if there are any; damaged ones are refused."""
+    path = run / MODEL
+    if not path.is_file():
+        return None
+    if (run / SUMS).is_file() and sums(run, [MODEL]) != (run / SUMS).read_text(encoding="utf-8", errors="replace"):
+        way = (
+            f"; make it anew of its checkpoints: regard train --resume {short(run)}"
+            if found(run / "checkpoints")
+            else ""
+        )
+        raise UserError(f"{short(path)} is damaged: its contents are not what was written{way}")
+    return path
+
+
 def set_aside(path: Path) -> None:
     """Out of the way, for whoever wants to look at it."""
     aside = path.with_name(f"damaged-{path.name}")

@@ -301,8 +301,7 @@ class Trainer:
             return self.learner.moving.swap()
         best = self.best["step"] if self.best else None
         paths = checkpoint.chosen(self.folder, self.settings.average, best, self.say)
-        final = self.journal.run / checkpoint.MODEL
-        checkpoint.put(final, mean([path / checkpoint.MODEL for path in paths]))
+        final = checkpoint.finish(self.journal.run, mean([path / checkpoint.MODEL for path in paths]))
         load_model(self.model, str(final))
         if self.best and self.evaluate:
             step, found = self.best["step"], self.best["metrics"]

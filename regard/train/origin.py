@@ -136,8 +136,9 @@ def _add_lora(recipe: recipes.Recipe, rank: int, new_head: bool) -> None:
 
 def weights_of(folder: Path) -> Path:
     """The file with a run's weights: the final ones, or those of its newest checkpoint."""
-    if (folder / checkpoint.MODEL).is_file():
-        return folder / checkpoint.MODEL
+    final = checkpoint.finished(folder)
+    if final is not None:
+        return final
     newest = checkpoint.newest(folder / "checkpoints").path
     if newest is None:
         raise UserError(f"{short(folder)} holds no model yet, so there is nothing to begin from")

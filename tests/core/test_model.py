@@ -15,6 +15,8 @@ def test_a_state_of_another_model_is_refused():
         ("shallow", "transformer-decoder", ["model.depth=2"]),
         ("retention", "retnet", []),
         ("narrow", "retnet", ["model.width=64"]),
+        ("system", "s4d", []),
+        ("narrow system", "s4d", ["model.width=64"]),
         ("pairs", "transformer", []),
         ("recurrent", "seq2seq-bahdanau", []),
     ):
@@ -25,7 +27,8 @@ def test_a_state_of_another_model_is_refused():
         return model.start(2, 5, source=tokens if model.encoder is not None else None)
 
     for one, two in (("attention", "retention"), ("retention", "attention"), ("attention", "shallow"),
-                     ("retention", "narrow"), ("pairs", "recurrent"), ("recurrent", "pairs")):  # fmt: skip
+                     ("retention", "narrow"), ("system", "narrow system"),
+                     ("pairs", "recurrent"), ("recurrent", "pairs")):  # fmt: skip
         with pytest.raises(regard.UserError, match="another model"):
             made[one].step(tokens, start(made[two]))
     with pytest.raises(regard.UserError, match="not from NoneType"):

@@ -96,7 +96,8 @@ def test_csv_over_several_lines(tmp_path):
     path = put(tmp_path / "a.csv", b'source,target\n"two\nlines","he said ""x"""\n\nplain,too\nonly one\n')
     corpus = open_corpus(path, dev=0, test=0, bad_lines="skip")
     assert list(corpus.train) == [("two\nlines", 'he said "x"'), ("plain", "too")]
-    assert refused(path, dev=0, test=0) == f"{path}, line 6: column 'target' is missing: 1 column here"
+    hint = "mend it, or leave out all that are bad (--bad-lines skip)"
+    assert refused(path, dev=0, test=0) == f"{path}, line 6: column 'target' is missing: 1 column here; {hint}"
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])
@@ -288,10 +289,26 @@ class TestBad:
         self.wrong(tmp_path, "a.tsv", b"a\tb\n" + long + b"\td\ne\tf", "line 2", limit, {"too long": 1})
         one, other = put(tmp_path / "a.en", b"a\n" + long), put(tmp_path / "a.de", b"a\nb")
         assert refused(f"{one},{other}").startswith(f"{one}, line 2: more than 50,000 characters")
-        text = put(tmp_path / "a.txt", b"short\n" + long)
-        assert refused(text, kind="text").startswith(f"{text}, line 2: more than 50,000")
-        allowed = open_corpus(text, kind="text", longest=letters, dev=0)
-        assert [len(t) for (t,) in allowed.train] == [6, letters + 1]
+
+    @pytest.mark.parametrize("letters", [1_999, 2_000, 100_000, 5_000_000])
+    @pytest.mark.parametrize("what", ["x", "ä b", "字"])
+    def test_a_long_line_of_a_running_text(self, letters, what, tmp_path):
+        """It is read in pieces, which together are the text again, and split like any other."""
+        long = what * (letters // len(what))
+        text = put(tmp_path / "a.txt", f"short\r\n{long}\nlast".encode())
+        pieces = [piece for (piece,) in open_corpus(text, kind="text", dev=0).train]
+        assert "".join(pieces) == f"short\n{long}\nlast\n"
+        assert max(map(len, pieces)) <= 2000
+        assert what != "ä b" or not any(piece.endswith(" ") for piece in pieces)
+        alone = put(tmp_path / "b.txt", (long + "\n").encode())
+        if letters > 10_000:
+            parts = open_corpus(alone, kind="text", dev=0.2)
+            sizes = [sum(len(piece) for (piece,) in part) for part in (parts.train, parts.dev)]
+            assert sizes[0] / sizes[1] == pytest.approx(4, rel=0.2)
+
+    def test_a_long_line_that_is_not_utf8(self, tmp_path):
+        text = put(tmp_path / "a.txt", b"good\n" + b"x" * 3_000_000 + b"\xff" + b"y" * 10)
+        assert refused(text, kind="text").startswith(f"{text}, line 2: byte")
 
     def test_not_json(self, tmp_path):
         bad = b'{"source":"a","target":"b"}\n{"source":\n\n{"source":"c","target":"d"}'
@@ -315,8 +332,8 @@ class TestBad:
 
     def test_parallel(self, tmp_path):
         a, b = put(tmp_path / "a.en", b"1\n2\n3\n4\n"), put(tmp_path / "a.de", b"1\n2\n3\n")
-        assert refused(f"{a},{b}") == f"{a}, line 4: {b} ends after line 3 and {a} goes on"
-        assert refused(f"{b},{a}") == f"{a}, line 4: {b} ends after line 3 and {a} goes on"
+        assert refused(f"{a},{b}").startswith(f"{a}, line 4: {b} ends after line 3 and {a} goes on; ")
+        assert refused(f"{b},{a}").startswith(f"{a}, line 4: {b} ends after line 3 and {a} goes on; ")
         corpus = open_corpus(f"{a},{b}", bad_lines="skip", dev=0, test=0)
         assert (corpus.train.count, dict(corpus.skipped)) == (3, {"no partner": 1})
         put(b, b"1\n \n3\n4\xff\n")

@@ -85,6 +85,11 @@ def test_models_that_do_not_go_together_are_refused():
     other = regard.build("transformer", "tiny", VOCAB + 1)
     with pytest.raises(UserError, match="same tokens"):
         Several([MODELS["transformer"], other])
+    with pytest.raises(UserError, match="at least one"):
+        Several([])
+    two, three = (Several([MODELS["rwkv4"]] * n) for n in (2, 3))
+    with pytest.raises(UserError, match="a state of 3 models cannot go on with 2"):
+        two.step(torch.zeros(1, 1, dtype=torch.long), three.start(1, 4))
 
 
 def test_as_far_as_all_of_them_reach():

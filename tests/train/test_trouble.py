@@ -194,6 +194,23 @@ def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
     assert all(torch.equal(t, wanted[name]) for name, t in load_file(tmp_path / "model.safetensors").items())
 
 
+@pytest.mark.parametrize("damage", [truncate, change])
+def test_a_damaged_final_model(trainer, tmp_path, damage):
+    """It is refused, and going on with the run makes it anew."""
+    trainer(tmp_path, steps=8, save=4).train()
+    final = checkpoint.finished(tmp_path)
+    whole = final.read_bytes()
+    damage(final)
+    with pytest.raises(
+        UserError, match=r"model\.safetensors is damaged.* anew of its checkpoints: regard train --resume"
+    ):
+        checkpoint.finished(tmp_path)
+    trainer(tmp_path, steps=8, save=4).train()
+    assert checkpoint.finished(tmp_path).read_bytes() == whole
+    final.unlink()
+    assert checkpoint.finished(tmp_path) is None
+
+
 def test_of_another_model(trainer, model, tmp_path):
     trainer(tmp_path).train()
     with pytest.raises(UserError, match="does not fit this run"):
