@@ -2,7 +2,8 @@
 
     python bench/g2p.py --write          two hours on two cores; stopped, it goes on where it was
 
-Two models as those of `regard demo --full`, a core each, and then both together. Data: ../shared/data/cmudict-g2p.
+A model as that of `regard demo --full` on one core; when it has learned for a while, a second one branches off on the
+other core, with another seed and the rate high once more; then both answer together. Data: ../shared/data/cmudict-g2p.
 Stress is left out, and a word counts as right if it matches any of its listed pronunciations. g2p_en answers by its
 network alone, which has learned from the whole dictionary, test words included.
 Needs: pip install -c constraints.txt -e .[bench]
@@ -24,7 +25,7 @@ from regard.demo import FULL
 from regard.evaluate import gather
 from regard.metrics import measure
 
-MEMBERS = {"one": {"train.seed": 2}, "two": {"train.seed": 3, "train.lr": 0.005}}
+BRANCH = {"train.seed": 3, "train.lr": 0.003, "train.warmup": 100}
 METRICS = ("sequence_error", "token_error")
 
 
@@ -49,46 +50,53 @@ def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
     return answers, len(words) / (time.perf_counter() - begun)
 
 
-def learn(run: Path, data: Path, minutes: float, own: dict[str, float]) -> None:
-    """One of them, on one core."""
-    sets = [word for name, value in (FULL | own).items() for word in ("--set", f"{name}={value}")]
+def learn(run: Path, data: Path, minutes: float, *begin: str, **own: float) -> None:
+    """One of them, on one core. begin: with what."""
+    settings = {
+        name: value for name, value in (FULL | own).items() if "--from" not in begin or name.startswith("train.")
+    }
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     asked = [word for name in METRICS for word in ("--metric", name)]
     runs.train(
-        run, "transformer", "--size", "tiny", "--data", str(data), "--tokenizer", "characters,pretokenised",
-        "--any-reference", "--minutes", str(minutes), *asked, *sets, "--threads", "1",
-    )  # fmt: skip
+        run, *begin, "--data", str(data), "--any-reference", "--minutes", str(minutes), *asked, *sets, "--threads", "1"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/cmudict"))
     parser.add_argument("--minutes", type=float, default=118)
+    parser.add_argument("--branch", type=float, default=51, help="minutes after which the second one begins")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()
     data = tables(given.runs / "data")
-    members = [given.runs / name for name in MEMBERS]
-    with ThreadPoolExecutor(len(members)) as pool:
-        list(pool.map(lambda run: learn(run, data, given.minutes, MEMBERS[run.name]), members))
+    members = one, two = given.runs / "one", given.runs / "two"
+    with ThreadPoolExecutor() as pool:
+        begin = ("transformer", "--size", "tiny", "--tokenizer", "characters,pretokenised")
+        first = pool.submit(learn, one, data, given.minutes, *begin, **{"train.seed": 2})
+        while not first.done() and (not (one / "metrics.jsonl").exists() or runs.minutes(one) < given.branch):
+            time.sleep(5)
+        learn(two, data, given.minutes - given.branch, "--from", str(one), **BRANCH)
+        first.result()
     asked = [word for name in METRICS for word in ("--metric", name)]
     asked += ["--data", str(data / "test.tsv"), "--any-reference", "--beam", str(given.beam)]
     words, references = gather([tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True)
     rows = []
-    for name, first, others in (*((run.name, run, []) for run in members), ("both", members[0], members[1:])):
-        beside = [word for run in others for word in ("--with", str(run))]
-        told = runs.evaluate(first, *beside, *asked)
+    for name, run, beside in (("one", one, []), ("two", two, []), ("both", one, ["--with", str(two)])):
+        told = runs.evaluate(run, *beside, *asked)
         scores = [f"{told['scores'][metric]:.2f} %" for metric in METRICS]
         rows.append([f"regard, {name}", *scores, f"{len(words) / told['seconds']['answers']:.0f}"])
     answers, speed = answers_of_peer(words)
     rows.append(
         ["g2p_en", *(f"{score.value:.2f} %" for score in measure(METRICS, answers, references)), f"{speed:.0f}"]
     )
-    parameters = json.loads((members[0] / "run.json").read_text())["parameters"]
+    parameters = json.loads((one / "run.json").read_text())["parameters"]
     learned = [f"'{run.name}' {runs.steps(run):,} steps in {runs.minutes(run):.0f} minutes" for run in members]
     text = [
         f"- {results.conditions(1)}",
-        f"- Seeds 2 and 3; {parameters / 1e6:.2f} M parameters each; a core for each at the same time: "
-        f"{', '.join(learned)}.",
+        f"- Seeds 2 and 3; {parameters / 1e6:.2f} M parameters each, a core for each: {', '.join(learned)}, after the "
+        f"first {given.branch:g} of 'one'.",
         f"- {len(words):,} test words, stress left out, any listed pronunciation right, beam {given.beam}. 'both': the "
         "two answer together, by the mean of what they hold likely. g2p_en has learned from the test words, too.",
         "",

@@ -1,7 +1,7 @@
 """Does cost grow as each system promises? Training and decoding of every recipe that is a decoder or an encoder and has
 a size `tiny`, beside full attention, in one run: time, peak memory and state, and how they grow with the length. Those
-that have full attention as well, or whose attention is here by another name, are left out unless they are asked for, and
-so is graph attention, whose neighbours come with a graph.
+that have full attention as well, or whose attention is here by another name, are left out unless they are asked for; so
+is graph attention, whose neighbours come with a graph.
 
     python bench/growth.py                              prints the tables
     python bench/growth.py --only local retnet          these, beside full attention
