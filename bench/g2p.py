@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/cmudict"))
     parser.add_argument("--minutes", type=float, default=118)
-    parser.add_argument("--branch", type=float, default=51, help="minutes after which the second one begins")
+    parser.add_argument("--branch", type=float, default=49, help="minutes after which the second one begins")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()

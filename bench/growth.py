@@ -38,6 +38,13 @@ ALIKE = (
     *("rotary", "xpos", "mqa", "gqa", "gpt2", "llama", "mistral", "qwen", "qwen3", "bloom", "mpt", "starcoder"),
     *("bert", "roberta", "albert", "distilbert", "minilm", "roformer", "xlnet", "vit", "gat", "gatv2"),
 )
+NOTES = (
+    "Quadratic by design: ALiBi and BitNet change other things than the pairs that are looked at, CRATE and GAU look at "
+    "all, memory-compressed attention at a third of them, and YOCO's upper half at all that the lower half has made "
+    "(what it saves is memory, and time before the first token).",
+    "Where theory pays little here: hashing (`reformer`) and random blocks (`bigbird`) do far more work per pair than full "
+    "attention, so that they are ahead only of long sequences; `rmt` reads its memory anew in every segment.",
+)
 FULL = {"decoder": "transformer-decoder", "encoder": "transformer-encoder"}
 PICTURE = Path(__file__).parents[1] / "docs" / "growth.png"
 PLACES = (100, 1000, 16000)  # tokens before the one that is decoded
@@ -219,6 +226,14 @@ def exponent(cells: Cell, name: str) -> str:
     return "" if math.isnan(power) else f"n^{power:.2f}"
 
 
+def pays(name: str, kind: str, times: Cell) -> str:
+    """The length from which on it is faster than full attention."""
+    lengths = sorted(length for who, length in times if who == name)
+    slower = [length for length in lengths if times[name, length] >= times.get((FULL[kind], length), math.inf)]
+    faster = [length for length in lengths if length > max(slower, default=0)]
+    return "" if name in FULL.values() else str(faster[0]) if faster else "never"
+
+
 def training_rows(kinds: dict[str, str], given: argparse.Namespace, found: Measured) -> list[list[str]]:
     longest, rows = max(given.lengths), []
     for name, kind in kinds.items():
@@ -227,7 +242,7 @@ def training_rows(kinds: dict[str, str], given: argparse.Namespace, found: Measu
             row.append(f"{1000 * found.times[name, length]:,.0f}" if (name, length) in found.times else "")
         full = found.times.get((FULL[kind], longest))
         own = found.times.get((name, longest))
-        row += [exponent(found.times, name), f"{full / own:.1f}" if full and own else ""]
+        row += [exponent(found.times, name), f"{full / own:.1f}" if full and own else "", pays(name, kind, found.times)]
         row += [f"{found.peaks[name, longest]:,.0f}" if (name, longest) in found.peaks else ""]
         rows.append([*row, exponent(found.peaks, name)])
     return rows
@@ -296,9 +311,18 @@ def main() -> None:
         if kind == "decoder":
             found.decode(name, given, store)
     told = "one layer of each kind as in size tiny (width 128, 4 heads), one sequence, float32; per layer"
-    notes = [results.conditions(given.threads), f"{told}; median of {given.rounds} rounds.", *found.notes]
+    notes = [results.conditions(given.threads), f"{told}; median of {given.rounds} rounds.", *NOTES, *found.notes]
     lengths = [f"{length} (ms)" for length in sorted(given.lengths)]
-    head = ["recipe", "kind", *lengths, "time grows as", "times as fast as full", "peak (MB)", "memory grows as"]
+    head = [
+        "recipe",
+        "kind",
+        *lengths,
+        "time grows as",
+        "times as fast as full",
+        "faster from",
+        "peak (MB)",
+        "memory grows as",
+    ]
     text = [f"- {note}" for note in notes] + ["", *results.table(head, training_rows(kinds, given, found)), ""]
     head = ["recipe", *(f"token {place} (ms)" for place in PLACES), "times as slow at the last"]
     head += [f"state at {place} (bytes)" for place in PLACES]
