@@ -39,11 +39,11 @@ ALIKE = (
     *("bert", "roberta", "albert", "distilbert", "minilm", "roformer", "xlnet", "vit", "gat", "gatv2"),
 )
 NOTES = (
-    "Quadratic by design: ALiBi and BitNet change other things than the pairs that are looked at, CRATE and GAU look at "
-    "all, memory-compressed attention at a third of them, and YOCO's upper half at all that the lower half has made "
-    "(what it saves is memory, and time before the first token).",
-    "Where theory pays little here: hashing (`reformer`) and random blocks (`bigbird`) do far more work per pair than full "
-    "attention, so that they are ahead only of long sequences; `rmt` reads its memory anew in every segment.",
+    "Quadratic by design: ALiBi and BitNet change other things than which pairs are looked at, CRATE and GAU look at "
+    "all, memory-compressed attention at a third, and YOCO's upper half at all that its lower half has made (it saves "
+    "memory, and time before the first token).",
+    "Where theory pays little on a processor: hashing (`reformer`, against `local`) and random blocks (`bigbird`, "
+    "against `longformer`) take longer than a plain window, and `rmt` reads its memory anew in every segment.",
 )
 FULL = {"decoder": "transformer-decoder", "encoder": "transformer-encoder"}
 PICTURE = Path(__file__).parents[1] / "docs" / "growth.png"
