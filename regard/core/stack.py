@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from .errors import UserError
 from .mixer import Cost, Mixer
 from .norm import Norm
 from .parts import name_of, part, takes
+from .pattern import Pattern, blind
 from .position import Position
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
@@ -200,6 +201,23 @@ class Stack(nn.Module):
                         "'causal &' to the pattern, or choose a mixer that streams",
                         where,
                     )
+
+    def must_see(self, lengths: Iterable[int]) -> None:
+        """Refuse, by name, a pattern that leaves a position of sequences of such lengths with nothing to see, before
+        one of them comes."""
+        for index, layer in enumerate(self._layers[: self.kinds]):
+            for name, mixer in layer.branches.items():
+                pattern = getattr(mixer, "pattern", None)
+                if not isinstance(pattern, Pattern) or not pattern.fixed or getattr(mixer, "over", "self") != "self":
+                    continue
+                for length in lengths:
+                    lost = blind(pattern, length)
+                    if lost is not None:
+                        raise UserError(
+                            f"pattern '{pattern}' leaves position {lost} of a sequence of {length} with nothing to "
+                            "see: add, say, '| window(1)'",
+                            ("layer", f"[{index}]", name),
+                        )
 
     @property
     def _layers(self) -> Sequence[Layer]:

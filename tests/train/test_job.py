@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,6 +153,16 @@ def test_refused(job, tmp_path, given, told):
     assert told in str(error.value)
     assert not (tmp_path / "run" / "run.json").exists()
     start(job(), quiet)
+
+
+def test_a_pattern_that_would_blind_some_of_the_data(job, tmp_path):
+    """Before it learns anything, since only some lengths are concerned."""
+    asked = job()
+    blinds = "model.encoder.layer.0.mixer.pattern=random_blocks(1, 2, seed=0, of=1024)"
+    with pytest.raises(UserError, match=r"leaves position \d of a sequence of \d+ with nothing to see: add") as error:
+        start(replace(asked, overrides=[*asked.overrides, blinds]), quiet)
+    assert "layer[0].mixer" in str(error.value)
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_another_tokenizer(job, tmp_path):

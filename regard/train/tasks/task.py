@@ -130,6 +130,7 @@ class Task:
         longest = limits if code is None else limits[0]
         path, both = self.data(name), (self.source, self.target)
         data = prepare(lines, both, path, longest, partial(tick, "preparing"), code)
+        (model.encoder or model.stack).must_see(sorted(set(data.lengths[:, 0].tolist())))
         if data.left_out:
             most_of = " and ".join(str(n) for n in dict.fromkeys(limits))
             say(f"{data.left_out} examples are longer than {most_of} tokens and are left out")
