@@ -51,6 +51,7 @@ FULL = QUICK | {
     "train.weight_decay": 0.05,
     "train.smoothing": 0.1,
     "train.ema": 0.998,
+    "train.average": 1,
 }
 
 

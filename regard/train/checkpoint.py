@@ -142,7 +142,7 @@ def chosen(folder: Path, average: int, best: int | None, say: Callable[[str], No
     Those that are damaged are told of and left out."""
     due = [path for path in found(folder, due=True) if step_of(path)]
     one = None if best is None else at(folder, best)
-    wanted = due[-average:] if average > 1 else [one or found(folder)[-1]]
+    wanted = due[-average:] if average else [one or found(folder)[-1]]
     whole = []
     for path in wanted:
         try:

@@ -70,7 +70,7 @@ class Trainer:
     ):
         if not settings.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
-        if settings.average > 1 and run is None:
+        if settings.average and run is None:
             raise UserError("train.average is over checkpoints, so it needs a run folder")
         self.learner, self.settings = Learner(model, objective, feed, settings), settings
         self.run, self.evaluate, self.report, self.say, self.patient = run, evaluate, report, say, patient
@@ -305,7 +305,7 @@ class Trainer:
         load_model(self.model, str(final))
         if self.best and self.evaluate:
             step, found = self.best["step"], self.best["metrics"]
-            if self.settings.average > 1:
+            if self.settings.average:
                 self.model.eval()
                 with torch.no_grad():
                     step, found = self.step, self.evaluate(self.model)

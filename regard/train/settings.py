@@ -36,6 +36,7 @@ class Settings:
     checkpointing: recompute layers in the backward pass, to save memory.
     precision:     float32, or bfloat16 where the device has it.
     average:       the final model is the mean of so many last checkpoints, those of `save`; 0: the best one alone.
+                   Of a run whose rate goes down to nothing the last is better than one that was lucky on dev: 1.
     ema:           decay of an exponential moving average of the weights, which is then what is evaluated and kept;
                    0 for none.
     steps, minutes, epochs: whichever comes first ends the run. Minutes are of the clock, evaluations among them, and
