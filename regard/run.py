@@ -75,8 +75,8 @@ class Run:
     """
 
     takes = "texts"
-    options = ("beam", "penalty", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed", "most", "cut",
-               "guess", "align", "stream", "draft", "shortlist")  # fmt: skip
+    options = ("beam", "penalty", "stop", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed",
+               "most", "cut", "guess", "align", "stream", "draft", "shortlist")  # fmt: skip
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from rich.table import Table
 from regard import UserError
 
 from .app import AsJson, Parts, app, dump
-from .predict import Beam, Device, Few, Int8, Most, Penalty, TheRun, With, opened, way_of
+from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Source, Target
 
 
@@ -33,6 +33,7 @@ def evaluate(
     any_reference: Anyone = False,
     beam: Beam = None,
     penalty: Penalty = None,
+    stop: Stop = None,
     most: Most = None,
     memory: Annotated[
         int | None, typer.Option(help="Positions that a language model remembers from before; 0: none.")
@@ -49,7 +50,7 @@ def evaluate(
     from regard.evaluate import evaluate as measured
 
     loaded = opened(run, device, parts, int8, beside)
-    way = way_of(loaded, {}, beam=beam, penalty=penalty, most=most, shortlist=shortlist or None)
+    way = way_of(loaded, {}, beam=beam, penalty=penalty, stop=stop, most=most, shortlist=shortlist or None)
     lines = examples(loaded, data, source, target, columns, part, bad_lines)
     names = metric or loaded.metrics
     if memory is not None and hasattr(loaded, "evaluate"):

@@ -24,6 +24,9 @@ AHEAD = 4096  # texts that are read ahead, to work on those of equal length toge
 TheRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `regard train` leaves it.")]
 Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Beginnings kept; 1 is greedy.")]
 Penalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
+Stop = Annotated[
+    str | None, typer.Option(metavar="full|likely|sure", rich_help_panel=HOW, help="When beam search is done.")
+]
 Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="New tokens at the most.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")]
@@ -45,6 +48,7 @@ def predict(
     ] = None,
     beam: Beam = None,
     penalty: Penalty = None,
+    stop: Stop = None,
     best: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each line.")] = None,
     temperature: Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Above 0: draw at random.")] = None,
     top_k: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
@@ -113,8 +117,8 @@ def predict(
         raise UserError(
             "guesses are read several at a time, and --stream tells tokens one by one: leave one of them out"
         )
-    way = way_of(loaded, own, beam=beam, penalty=penalty, best=best, temperature=temperature, top_k=top_k, top_p=top_p,
-                 min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
+    way = way_of(loaded, own, beam=beam, penalty=penalty, stop=stop, best=best, temperature=temperature, top_k=top_k,
+                 top_p=top_p, min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
                  shortlist=shortlist or None)  # fmt: skip
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], way, as_json)

@@ -157,9 +157,12 @@ def folders(tmp_path_factory, words):
 def test_runs_answer_together(folders, capsys, tmp_path):
     texts = tmp_path / "texts"
     texts.write_text("the dog\na cat sat\n")
-    main(["predict", str(folders / "one"), str(texts), "--with", str(folders / "two"), "--json", "--most", "4"])
+    main(["predict", str(folders / "one"), str(texts), "--with", str(folders / "two"), "--json", "--most", "4",
+          "--stop", "sure"])  # fmt: skip
     told = [json.loads(line)[0] for line in capsys.readouterr().out.splitlines()]
-    wanted = regard.load([folders / "one", folders / "two"]).predict(["the dog", "a cat sat"], Way(beam=4, most=4))
+    wanted = regard.load([folders / "one", folders / "two"]).predict(
+        ["the dog", "a cat sat"], Way(beam=4, most=4, stop="sure")
+    )
     assert [one["text"] for one in told] == [answers[0].text for answers in wanted]
     assert [one["score"] for one in told] == pytest.approx([answers[0].score for answers in wanted], rel=1e-5)
     alone = regard.load(folders / "one").predict(["the dog"], Way(beam=4, most=4))

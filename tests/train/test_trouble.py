@@ -194,6 +194,18 @@ def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
     assert all(torch.equal(t, wanted[name]) for name, t in load_file(tmp_path / "model.safetensors").items())
 
 
+def test_the_last_one_although_another_was_better(trainer, tmp_path):
+    """train.average = 1"""
+    for average, step in ((0, 4), (1, 12)):
+        run = tmp_path / str(average)
+        one = trainer(run, steps=12, save=4, average=average)
+        one.evaluate = lambda model, one=one: {"loss": float(one.step)}  # the first is the best
+        one.settings = replace(one.settings, evaluate=4)
+        one.train()
+        wanted = load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+        assert all(torch.equal(t, wanted[name]) for name, t in load_file(run / "model.safetensors").items())
+
+
 @pytest.mark.parametrize("damage", [truncate, change])
 def test_a_damaged_final_model(trainer, tmp_path, damage):
     """It is refused, and going on with the run makes it anew."""
