@@ -137,7 +137,7 @@ def test_vectors_as_lines(folder, file, capsys):
     np.testing.assert_allclose(lines, run.embed(TEXTS, "first", False), rtol=1e-6, atol=1e-7)
     assert main(["predict", str(folder), str(file), "--json"]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert set(line[0]) == {"text", "vector", "cut"}
+    assert set(line[0]) == {"vector", "cut"}, "once, not as a text, too"
 
 
 def test_vectors_in_a_file(folder, file, tmp_path, capsys):
