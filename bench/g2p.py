@@ -1,9 +1,10 @@
 """Spelling to pronunciation on the CMU dictionary, beside the package g2p_en on the same words.
 
-    python bench/g2p.py --write          two hours on two cores; stopped, it goes on where it was
+    python bench/g2p.py --write          three hours on two cores; stopped, it goes on where it was
 
 A model as that of `regard demo --full` on one core; when it has learned for a while, a second one branches off on the
-other core, with another seed and the rate high once more; then both answer together. Data: ../shared/data/cmudict-g2p.
+other core, with another seed and the rate high once more; when it is done, a third one goes on from it in the same way,
+with more dropout; then all answer together. Data: ../shared/data/cmudict-g2p.
 Stress is left out, and a word counts as right if it matches any of its listed pronunciations. g2p_en answers by its
 network alone, which has learned from the whole dictionary, test words included.
 Needs: pip install -c constraints.txt -e .[bench]
@@ -26,7 +27,7 @@ from regard.evaluate import gather
 from regard.metrics import measure
 
 SEARCH = ("--beam", "5", "--penalty", "1.2", "--stop", "sure")  # chosen on dev
-BRANCH = {"train.seed": 3, "train.lr": 0.003, "train.warmup": 100}
+AGAIN = {"train.lr": 0.003, "train.warmup": 100}  # of those that begin with another's weights
 METRICS = ("sequence_error", "token_error")
 
 
@@ -53,9 +54,8 @@ def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
 
 def learn(run: Path, data: Path, minutes: float, *begin: str, **own: float) -> None:
     """One of them, on one core. begin: with what."""
-    settings = {
-        name: value for name, value in (FULL | own).items() if "--from" not in begin or name.startswith("train.")
-    }
+    shared = {name: value for name, value in FULL.items() if "--from" not in begin or name.startswith("train.")}
+    settings = shared | (AGAIN if "--from" in begin else {}) | own
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     asked = [word for name in METRICS for word in ("--metric", name)]
     runs.train(
@@ -68,22 +68,30 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/cmudict"))
     parser.add_argument("--minutes", type=float, default=118)
     parser.add_argument("--branch", type=float, default=49, help="minutes after which the second one begins")
+    parser.add_argument("--third", type=float, default=62, help="minutes of the third one")
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()
     data = tables(given.runs / "data")
-    members = one, two = given.runs / "one", given.runs / "two"
-    with ThreadPoolExecutor() as pool:
+    members = one, two, three = [given.runs / name for name in ("one", "two", "three")]
+    branch = ("--from", str(one))
+
+    def one_core() -> None:
         begin = ("transformer", "--size", "tiny", "--tokenizer", "characters,pretokenised")
-        first = pool.submit(learn, one, data, given.minutes, *begin, **{"train.seed": 2})
+        learn(one, data, given.minutes, *begin, **{"train.seed": 2})
+        learn(three, data, given.third, *branch, **{"train.seed": 4, "model.dropout": 0.1})
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(one_core)
         while not first.done() and (not (one / "metrics.jsonl").exists() or runs.minutes(one) < given.branch):
             time.sleep(5)
-        learn(two, data, given.minutes - given.branch, "--from", str(one), **BRANCH)
+        learn(two, data, given.minutes - given.branch, *branch, **{"train.seed": 3})
         first.result()
     asked = [word for name in METRICS for word in ("--metric", name)]
     asked += ["--data", str(data / "test.tsv"), "--any-reference", *SEARCH]
     words, references = gather([tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True)
     rows = []
-    for name, run, beside in (("one", one, []), ("two", two, []), ("both", one, ["--with", str(two)])):
+    together = [word for run in members[1:] for word in ("--with", str(run))]
+    for name, run, beside in (*((run.name, run, []) for run in members), ("all together", one, together)):
         told = runs.evaluate(run, *beside, *asked)
         scores = [f"{told['scores'][metric]:.2f} %" for metric in METRICS]
         rows.append([f"regard, {name}", *scores, f"{len(words) / told['seconds']['answers']:.0f}"])
@@ -95,11 +103,11 @@ def main() -> None:
     learned = [f"'{run.name}' {runs.steps(run):,} steps in {runs.minutes(run):.0f} minutes" for run in members]
     text = [
         f"- {results.conditions(1)}",
-        f"- Seeds 2 and 3; {parameters / 1e6:.2f} M parameters each, a core for each: {', '.join(learned)}, after the "
-        f"first {given.branch:g} of 'one'.",
+        f"- Seeds 2 to 4; {parameters / 1e6:.2f} M parameters each, one core each: {', '.join(learned)}. 'two' begins "
+        f"with the weights of 'one' after {given.branch:g} minutes, 'three' with its last ones.",
         f"- {len(words):,} test words, stress left out, any listed pronunciation right, searched by "
-        f"`{' '.join(SEARCH)}`, which is chosen on dev. 'both': the two answer together, by the mean of what they hold "
-        "likely. g2p_en has learned from the test words, too.",
+        f"`{' '.join(SEARCH)}`, which is chosen on dev. Together: by the mean of what they hold likely. "
+        "g2p_en has learned from the test words, too.",
         "",
         *results.table(["", "word error", "phoneme error", "words/s"], rows),
     ]

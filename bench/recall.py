@@ -1,12 +1,13 @@
-"""What is remembered across segments? A few keys with their values are hidden in noise, and asked for several segments
-later, where a window has long moved on.
+"""What is remembered across segments? A few facts are hidden in noise and asked for several segments later, where a
+window has long moved on.
 
     python bench/recall.py                     prints the table
     python bench/recall.py --write             and puts it into bench/RESULTS.md
 
-A sequence is `reach` segments of noise with `pairs` key-value pairs at random places, and then, at the beginning of the
-next segment, each key again in another order: the model says the value. Only those answers are learned. All begin with
-a reach of 0, where the pairs stand in the very segment that asks, and go one segment further whenever nine answers of
+A fact is a token that says "this key has that value". A sequence is `reach` segments of noise with some facts at random
+places, and then, at the beginning of the next segment, a question for each of their keys in another order: the model
+says the value. Only those answers are learned. All begin with a reach of 0, where the facts stand in the very segment
+that asks, and go one segment further whenever nine answers of
 ten are right, since from afar nothing is learned at first. Tested at the full reach, with draws never seen. Same width,
 depth, batches and minutes for all.
 """
@@ -25,40 +26,35 @@ import regard
 import results
 from regard.core import Model
 
-NOISE, KEYS, VALUES = 8, 16, 16  # tokens of each kind; one more asks
-ASK = NOISE + KEYS + VALUES
+NOISE, KEYS, VALUES = 8, 8, 8
+FACTS = NOISE  # the first of KEYS * VALUES tokens, each a key with a value
+ASKS = FACTS + KEYS * VALUES  # the first of KEYS tokens, each asking for one
 RECENT = 30  # steps whose answers decide whether to go further
 ENOUGH = 0.9
 
 
 class Quiz(NamedTuple):
-    """tokens (batch, time); answers (batch, pairs) are due at the columns `at`; far (batch, pairs) is how many segments
-    before the question a pair was."""
+    """tokens (batch, time), of which the last are the questions; answers (batch, facts) are due there, and far (batch,
+    facts) is how many segments before the question a fact was."""
 
     tokens: Tensor
-    at: Tensor
     answers: Tensor
     far: Tensor
 
 
-def quiz(batch: int, reach: int, segment: int, pairs: int, chance: torch.Generator) -> Quiz:
-    """A new one every time: who remembers no pair answers by chance."""
+def quiz(batch: int, reach: int, segment: int, facts: int, chance: torch.Generator) -> Quiz:
+    """A new one every time: who remembers no fact answers by chance."""
 
     def some(most: int, count: int) -> Tensor:
         """(batch, count) different numbers below `most`."""
         return torch.rand(batch, most, generator=chance).argsort(1)[:, :count]
 
-    body = reach * segment or segment // 2
-    tokens = torch.randint(NOISE, (batch, body + 3 * pairs), generator=chance)
-    keys, values = NOISE + some(KEYS, pairs), NOISE + KEYS + torch.randint(VALUES, (batch, pairs), generator=chance)
-    places = 2 * some(body // 2, pairs)
-    tokens.scatter_(1, places, keys).scatter_(1, places + 1, values)
-    order = some(pairs, pairs)
-    keys, values, places = (t.gather(1, order) for t in (keys, values, places))
-    asked = torch.stack((torch.full_like(keys, ASK), keys, values), -1).flatten(1)
-    tokens[:, body:] = asked
-    at = body + 3 * torch.arange(pairs) + 1  # of the key, after which the value is due
-    return Quiz(tokens, at, values, reach - places // segment)
+    body = reach * segment or segment - facts
+    tokens = torch.randint(NOISE, (batch, body), generator=chance)
+    keys, values = some(KEYS, facts), torch.randint(VALUES, (batch, facts), generator=chance)
+    places = some(body, facts)  # in any order, so that questions come in another one
+    tokens.scatter_(1, places, FACTS + keys * VALUES + values)
+    return Quiz(torch.cat((tokens, ASKS + keys), 1), values, reach - places // segment)
 
 
 def contenders(given: argparse.Namespace) -> dict[str, tuple[str, dict[str, object]]]:
@@ -90,12 +86,12 @@ def make(name: str, given: argparse.Namespace) -> Model:
     torch.manual_seed(given.seed)
     recipe, changes = contenders(given)[name]
     changes = {"width": given.width, "heads": given.heads, "dropout": 0.0, **changes}
-    return regard.build(recipe, size="tiny", vocab=ASK + 1, overrides=[f"model.{k}={v}" for k, v in changes.items()])
+    return regard.build(recipe, size="tiny", vocab=ASKS + KEYS, overrides=[f"model.{k}={v}" for k, v in changes.items()])
 
 
 def answer(model: Model, asked: Quiz) -> tuple[Tensor, Tensor]:
-    """The loss of the answers, and which are right: (batch, pairs)."""
-    scores = model(asked.tokens)[:, asked.at]
+    """The loss of the answers, and which are right: (batch, facts)."""
+    scores = model(asked.tokens)[:, -asked.answers.shape[1] :, :VALUES]
     return F.cross_entropy(scores.flatten(0, 1), asked.answers.flatten()), scores.argmax(-1) == asked.answers
 
 
@@ -109,7 +105,7 @@ def learn(model: Model, given: argparse.Namespace) -> tuple[int, int]:
     while time.perf_counter() < end:
         for group in optimiser.param_groups:
             group["lr"] = given.lr * min((steps + 1) / 100, 1.0)
-        loss, right = answer(model, quiz(given.batch, reach, given.segment, given.pairs, chance))
+        loss, right = answer(model, quiz(given.batch, reach, given.segment, given.facts, chance))
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -118,6 +114,8 @@ def learn(model: Model, given: argparse.Namespace) -> tuple[int, int]:
         recent = [*recent, float(right.float().mean())][-RECENT:]
         if reach < given.reach and len(recent) == RECENT and sum(recent) / RECENT > ENOUGH:
             reach, recent = reach + 1, []
+            left = (end - time.perf_counter()) / 60
+            results.console.print(f"[dim]{steps:,} steps: now {reach} segments back, {left:.1f} minutes left[/]")
     return steps, reach
 
 
@@ -126,8 +124,8 @@ def test(model: Model, given: argparse.Namespace) -> list[float]:
     """The share of right answers by distance, from 1 segment to the full reach."""
     chance, right, far = torch.Generator().manual_seed(given.seed + 1), [], []
     model.eval()
-    for _ in range(max(given.questions // (given.batch * given.pairs), 1)):
-        asked = quiz(given.batch, given.reach, given.segment, given.pairs, chance)
+    for _ in range(max(given.questions // (given.batch * given.facts), 1)):
+        asked = quiz(given.batch, given.reach, given.segment, given.facts, chance)
         right.append(answer(model, asked)[1])
         far.append(asked.far)
     hits, distance = torch.cat(right).flatten().float(), torch.cat(far).flatten()
@@ -136,10 +134,10 @@ def test(model: Model, given: argparse.Namespace) -> list[float]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8, help="of learning, for each")
+    parser.add_argument("--minutes", type=float, default=5, help="of learning, for each")
     parser.add_argument("--reach", type=int, default=8, help="segments of noise before the question")
     parser.add_argument("--segment", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--facts", type=int, default=4)
     parser.add_argument("--memory", type=int, default=4, help="segments that transformer-xl sees before its own")
     parser.add_argument("--vectors", type=int, default=8, help="of rmt's memory")
     parser.add_argument("--width", type=int, default=64)
@@ -164,6 +162,7 @@ def main() -> None:
         with results.console.status(f"{name} learns for {given.minutes:g} minutes"):
             steps, reach = learn(model, given)
         found = test(model, given)
+        results.console.print(f"{name}: {' '.join(f'{x:.0%}' for x in found)}")
         held = model.cost(1, given.reach * given.segment).state
         size = sum(p.numel() for p in model.parameters())
         rows.append(
@@ -172,7 +171,7 @@ def main() -> None:
     head = ["model", "parameters", "steps", "reach learned", "state", *(f"{d} back" for d in range(1, given.reach + 1))]
     notes = [
         f"{results.conditions(given.threads)} Seed {given.seed}.",
-        f"{given.pairs} pairs in {given.reach} segments of {given.segment}; width {given.width}, depth {given.depth}, "
+        f"{given.facts} facts in {given.reach} segments of {given.segment}; width {given.width}, depth {given.depth}, "
         f"batches of {given.batch}, {given.minutes:g} minutes each. By chance {1 / VALUES:.0%}.",
         f"window sees {given.segment} positions in each layer, so {given.depth} layers reach {given.depth} segments "
         f"back; transformer-xl sees {given.memory} segments before its own, rmt carries {given.vectors} vectors.",
