@@ -26,6 +26,7 @@ from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.way import knobs
 from regard.decode.workers import at_once
+from regard.machine import forks, keep_memory
 
 __all__ = ["Alignment", "Prediction", "Run", "Way"]
 
@@ -175,6 +176,7 @@ class Run:
             raise UserError("texts come in a list: for a single one, say [text]")
         if align and not self.pairs:
             raise UserError("a language model has no source, so there is no alignment with it")
+        keep_memory()
         source, begun = iter(texts), 0
         while some := list(islice(source, ahead)):
             coded = self.code(some, way, begun)
@@ -184,7 +186,7 @@ class Run:
                 return self._answer([coded[row] for row in rows], way, align)
 
             workers = 1 if align else self._workers(len(some) * way.beam)  # to see where it looks, one watches it
-            for rows, told in at_once(self._batches(coded, way, workers), work, workers):
+            for rows, told in at_once(self._batches(coded, way, workers), work, workers, forks(self.device)):
                 for row, answers in zip(rows, told, strict=True):
                     found[row] = answers
                 tick(len(rows))

@@ -4,6 +4,8 @@ import copy
 import json
 import subprocess
 import sys
+import multiprocessing
+import os
 import threading
 
 import pytest
@@ -102,31 +104,42 @@ def test_without_a_budget_states_decide(translator, monkeypatch):
     assert max(len(rows) for rows in translator._batches(coded, way, 1)) == 3
 
 
+@pytest.mark.parametrize("by", ["forks", "threads"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("which", ["translator", "writer"])
-def test_several_batches_at_once(which, how, request, monkeypatch):
-    """Each by a thread of its own: the answers stay, in their order, and so do torch's threads."""
+def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path):
+    """Each by a process or a thread of its own: the answers stay, in their order, and so do torch's threads."""
     run = request.getfixturevalue(which)
     alone = run.predict(TEXTS * 3, HOW[how])
-    used = []
-    answer = Run._answer
+    log, answer = tmp_path / "log", Run._answer
+
+    def answers(*given):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {threading.get_ident()}\n")
+        return answer(*given)
+
     monkeypatch.setattr("regard.run.ALONE", 2)
     monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
-    monkeypatch.setattr(Run, "_answer", lambda *a: used.append(threading.get_ident()) or answer(*a))
+    monkeypatch.setattr(Run, "_answer", answers)
+    if by == "threads":
+        monkeypatch.setattr("regard.run.forks", lambda device: False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         done = []
         together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
         assert torch.get_num_threads() == 3
+        used = set(log.read_text().splitlines())
         with pytest.raises(UserError, match="not numbers"):
             _broken(run).predict(TEXTS * 3, HOW[how])
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert len(set(used)) > 1
-    assert threading.get_ident() not in used
+    assert len(used) > 1
+    assert f"{os.getpid()} {threading.get_ident()}" not in used
+    assert (by == "forks") == (len({line.split()[0] for line in used}) > 1)
     assert sum(done) == len(TEXTS) * 3
+    assert not multiprocessing.active_children()
     for one, two in zip(alone, together, strict=True):
         close(one, two)
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.data.batches import Batch, Feed
+from regard.machine import forks, keep_memory
 
 from .average import Moving
-from .hands import Hands, possible
+from .hands import Hands
 from .optimiser import Optimiser
 from .settings import Settings
 
@@ -72,6 +73,7 @@ class Learner:
     def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
         self.device = next(model.parameters()).device
+        keep_memory()
         self.optimiser = Optimiser(model, settings)
         self.moving = Moving(self.optimiser.parameters, settings.ema)
         for module in model.modules():
@@ -120,7 +122,7 @@ class Learner:
 
     def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:
         """Add the gradients of a step over `count` tokens. Sums of -log p."""
-        cores = torch.get_num_threads() if self._splits and possible(self.device) else 1
+        cores = torch.get_num_threads() if self._splits and forks(self.device) else 1
         if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
             return self._learn_some([p for b in batches for p in (b.parts(PART) if self._splits else [b])], count)
         if self._hands is None or len(self._hands) != cores - 1:
