@@ -86,7 +86,8 @@ def make(name: str, given: argparse.Namespace) -> Model:
     torch.manual_seed(given.seed)
     recipe, changes = contenders(given)[name]
     changes = {"width": given.width, "heads": given.heads, "dropout": 0.0, **changes}
-    return regard.build(recipe, size="tiny", vocab=ASKS + KEYS, overrides=[f"model.{k}={v}" for k, v in changes.items()])
+    overrides = [f"model.{k}={v}" for k, v in changes.items()]
+    return regard.build(recipe, size="tiny", vocab=ASKS + KEYS, overrides=overrides)
 
 
 def answer(model: Model, asked: Quiz) -> tuple[Tensor, Tensor]:

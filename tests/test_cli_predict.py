@@ -15,6 +15,7 @@ from regard.cli import main
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
 from regard.decode import Way
+from regard.machine import Fork
 
 TEXTS = ["the cat sat on the mat", "a dog", "on the mat sat a dog and a cat", "cat"]
 SMALL = ["model.width=12", "model.heads=3", "model.depth=1", "model.layer.0.feedforward.hidden=20"]
@@ -74,6 +75,32 @@ def test_lines_of_several_files_and_of_standard_input(writer, tmp_path, capsys, 
     asked(monkeypatch, "a dog\n")
     assert main(["predict", writer, str(one), "-", "--most", "3"]) == 0
     assert lines(capsys) == [*found[:2], found[1]]
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, many):
+    """With three, three processes answer; the answers are the same."""
+    path = tmp_path / "texts"
+    path.write_text("\n".join(TEXTS * 20))
+    given = ["predict", writer, str(path), "--most", "5"]
+    before = torch.get_num_threads()
+    assert main(given) == 0
+    usual = lines(capsys)
+    used = []
+    monkeypatch.setattr("regard.run.ALONE", 2)
+    monkeypatch.setattr("regard.machine.Fork.tell", _counted(used))
+    try:
+        assert main([*given, "--threads", str(many)]) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert lines(capsys) == usual
+    assert len({id(fork) for fork in used}) == (many if many > 1 else 0)
+    assert main([*given, "--threads", "-1"]) == 2
+
+
+def _counted(used):
+    tell = Fork.tell
+    return lambda fork, *what: used.append(fork) or tell(fork, *what)
 
 
 def test_bad_files(writer, tmp_path, capsys):

@@ -2,10 +2,10 @@
 
 import copy
 import json
-import subprocess
-import sys
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 
 import pytest

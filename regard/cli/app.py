@@ -17,6 +17,17 @@ app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", 
 Size = Annotated[str | None, typer.Option("--size", help="One of the recipe's sizes.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change an entry: model.width=256.")]
 Parts = Annotated[list[Path] | None, typer.Option("--parts", metavar="DIR", help="A folder with parts of yours.")]
+
+
+def _threads(many: int) -> int:
+    if many:
+        import torch
+
+        torch.set_num_threads(many)
+    return many
+
+
+Threads = Annotated[int, typer.Option(min=0, callback=_threads, help="Of the processor; 0: as many as torch takes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 

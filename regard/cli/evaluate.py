@@ -12,7 +12,7 @@ from rich.table import Table
 
 from regard import UserError
 
-from .app import AsJson, Parts, app, dump
+from .app import AsJson, Parts, Threads, app, dump
 from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Source, Target
 
@@ -42,6 +42,7 @@ def evaluate(
     shortlist: Few = False,
     beside: With = None,
     device: Device = "cpu",
+    threads: Threads = 0,
     int8: Int8 = False,
     parts: Parts = None,
     as_json: AsJson = False,

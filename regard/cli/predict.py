@@ -14,7 +14,7 @@ import typer
 
 from regard import UserError, add_folder
 
-from .app import Parts, app
+from .app import Parts, Threads, app
 
 HOW = "How to decode"
 VECTORS = "Vectors of texts"
@@ -92,6 +92,7 @@ def predict(
     shortlist: Few = False,
     beside: With = None,
     device: Device = "cpu",
+    threads: Threads = 0,
     int8: Int8 = False,
     parts: Parts = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines with scores, all answers, alignments.")] = False,

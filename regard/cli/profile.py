@@ -12,7 +12,7 @@ from rich.table import Table
 
 from regard import UserError
 
-from .app import AsJson, Parts, Sets, Size, app, dump
+from .app import AsJson, Parts, Sets, Size, Threads, app, dump
 from .catalog import VOCAB, load_recipe, told_of, vocabulary
 
 
@@ -25,13 +25,12 @@ def profile(
     rows: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 16,
     length: Annotated[int, typer.Option(min=2, help="Positions of each.")] = 64,
     device: Annotated[str, typer.Option(help="Where it runs.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Of the processor; 0: as many as torch takes.")] = 0,
+    threads: Threads = 0,
     parts: Parts = None,
     as_json: AsJson = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
 ) -> None:
     """Where the time and the memory of one training step and one decoding step go, by part."""
-    import torch
 
     from regard import build, restore
     from regard import profile as measure
@@ -43,8 +42,6 @@ def profile(
     must_have(device)
     if png is not None:
         picture.place(png)
-    if threads:
-        torch.set_num_threads(threads)
     if Path(name).is_dir():
         if size or sets or vocab:
             raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")

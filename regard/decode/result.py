@@ -126,7 +126,8 @@ class Next(NamedTuple):
     def each(self, work: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `work` makes of scores (n, vocab), which are its own, and of the rows that they are of; all rows
         together. On a processor the scores of a few rows are worked on while they are near."""
-        many = self.many if self.x.device.type == "cpu" else len(self.x)
+        parts = -(-len(self.x) // self.many) if self.x.device.type == "cpu" else 1
+        many = -(-len(self.x) // parts)  # all about equally large
         found = []
         for begin in range(0, len(self.x), many):
             rows = slice(begin, begin + many)

@@ -45,7 +45,7 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> It
     helpers: list[Fork] = []
     try:
         for _ in range(many):
-            helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding (with --threads 1 there is none)"))
+            helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding (with --threads 1, none does)"))
         waiting = iter(range(len(jobs)))
         busy = {}
         for helper in helpers:

@@ -35,7 +35,7 @@ def test_a_process_that_ends_is_told():
         if job[0] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(UserError, match="helps in decoding.*has ended"):
+    with pytest.raises(UserError, match=r"helps in decoding.*has ended"):
         list(at_once(JOBS, work, 2, True))
 
 
