@@ -4,11 +4,12 @@
 
 pairs    4+4 layers, width 128, hidden 256, vocabulary 10,000, 4,096 target tokens a batch: Hugging Face's Marian,
          joeynmt, a loop around nn.Transformer
-text     6 layers, width 384, context 256, vocabulary 10,000: Hugging Face's GPT-2, a loop as nanoGPT's
+text     6 layers, width 384, context 256, vocabulary 10,000: Hugging Face's GPT-2, a loop as nanoGPT's, x-transformers
 masked   an encoder of MiniLM's size (6 layers, width 384, hidden 1,536, 12 heads): Hugging Face's BERT
 
 Ours and Hugging Face's begin with the same weights, and their first losses are compared before anything is timed.
-Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]; joeynmt gets an environment of its own.
+Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]; joeynmt and x-transformers get
+environments of their own.
 """
 
 from __future__ import annotations
@@ -143,6 +144,10 @@ def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[
     if kind == "text":
         sizes = ("384", "6", "6", "1536", str(VOCAB), "0.1")
         made.append(Contender("nanoGPT-like", "plain.py", "gpt", str(batches), *sizes, threads=threads))
+        if "x-transformers" in asked:
+            python = environment("x-transformers", "torch==2.13.0", "x-transformers")
+            given = ("plain.py", "x_transformers", str(batches), *sizes)
+            made.append(Contender("x-transformers", *given, python=python, threads=threads))
     return made
 
 
@@ -166,7 +171,7 @@ def compare(kind: str, folder: Path, rounds: int, steps: int, threads: int, aske
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kinds", default="pairs,text,masked")
-    parser.add_argument("--peers", default="joeynmt", help="those with an environment of their own, by commas")
+    parser.add_argument("--peers", default="joeynmt,x-transformers", help="with environments of their own, by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="of each contender in a round")
     parser.add_argument("--threads", type=int, default=0)

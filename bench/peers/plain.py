@@ -1,6 +1,6 @@
-"""Loops that people write by hand around torch's own layers.
+"""Loops that people write by hand around torch's own layers, or around x-transformers'.
 
-plain.py nn_transformer|gpt BATCHES.json WIDTH HEADS DEPTH HIDDEN VOCAB DROPOUT
+plain.py nn_transformer|gpt|x_transformers BATCHES.json WIDTH HEADS DEPTH HIDDEN VOCAB DROPOUT
 """
 
 import json
@@ -71,7 +71,20 @@ class Gpt(nn.Module):
         return F.linear(self.norm(self.blocks(x)), self.table.weight)
 
 
-model = {"nn_transformer": Seq2seq, "gpt": Gpt}[which]()
+def foreign() -> nn.Module:
+    """As much like a GPT as its flags allow."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(
+        dim=width, depth=depth, heads=heads, attn_dim_head=width // heads, attn_flash=True, ff_mult=hidden / width,
+        ff_dropout=drop,
+    )  # fmt: skip
+    return TransformerWrapper(
+        num_tokens=vocab, max_seq_len=1024, attn_layers=layers, emb_dropout=drop, tie_embedding=True
+    )
+
+
+model = {"nn_transformer": Seq2seq, "gpt": Gpt, "x_transformers": foreign}[which]()
 optimiser = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
 at = 0
 
@@ -83,7 +96,7 @@ def padded(rows: list[list[int]], fill: int) -> Tensor:
 
 def step(number: int) -> tuple[Tensor, int]:
     one = told["batches"][number % len(told["batches"])]
-    if which == "gpt":
+    if which != "nn_transformer":
         tokens = torch.tensor(one["tokens"])
         scores, targets = model(tokens[:, :-1]), tokens[:, 1:]
     else:

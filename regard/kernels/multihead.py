@@ -16,6 +16,7 @@ from regard.core.pattern import blind, pairs, slots
 from .attend import Attend
 from .cache import Cache, Source, shared, write
 from .see import See
+from .segments import pieces
 
 CHUNK = 64  # a cache that forgets is written at most this many positions at a time
 
@@ -164,8 +165,8 @@ class MultiHead(Mixer[Cache | Source]):
         if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
             return self._step(x, state, context)
         outputs = []
-        for begin in range(0, x.shape[1], CHUNK):  # so that no key is dropped before the queries that want it
-            y, state = self._step(x[:, begin : begin + CHUNK], state, context.columns(begin, begin + CHUNK))
+        for piece, within in pieces(x, context, CHUNK):  # so that no key is dropped before the queries that want it
+            y, state = self._step(piece, state, within)
             outputs.append(y)
         return torch.cat(outputs, 1), state
 

@@ -1,13 +1,15 @@
 """A step cut at the ends of segments, for mixers that do something there. Rows of a batch stand at different places, so
 each takes its own columns, and all take turns together: as many as the row that crosses most ends.
 
-    for turn in turns(context, segment):     the next columns of every row, none beyond the end of its segment
-        y = ... turn.take(x) ...
-    join(outputs, all the turns)             back in the order of the step
+    made = turns(context, segment)              the next columns of every row, none beyond the end of its segment
+    for turn, own in zip(made, cut(x, made)):   what each turn takes
+        y = ... own ...
+    join(outputs, made, context)                back in the order of the step
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,13 +28,6 @@ class Turn(NamedTuple):
     inside: Tensor  # (batch,) and in its segment
     end: int  # the most of inside + count
     opens: bool  # all rows stand at the beginning of a segment
-
-    def take(self, x: Tensor) -> Tensor:
-        """(batch, time, ...) -> (batch, size, ...)"""
-        if isinstance(self.where, slice):
-            return x[:, self.where]
-        index = self.where.view(*self.where.shape, *[1] * (x.dim() - 2))
-        return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
 
     @property
     def columns(self) -> Tensor:
@@ -75,6 +70,21 @@ def turns(context: Context, segment: int) -> list[Turn]:
         at = inside if turn == 0 else torch.zeros_like(inside)
         made.append(Turn(where, size, count, first + begin, at, int((at + count).max()), turn > 0))
     return made
+
+
+def cut(x: Tensor, made: list[Turn]) -> Sequence[Tensor]:
+    """What each turn takes of x (batch, time, ...): (batch, size, ...) each. All at once, so that their gradients are
+    put together once, and not added up over the whole of x for every turn."""
+    if isinstance(made[0].where, Tensor):
+        where = torch.cat([turn.where for turn in made if isinstance(turn.where, Tensor)], 1)
+        x = x.gather(1, where.view(*where.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+    return x.split([turn.size for turn in made], 1)
+
+
+def pieces(x: Tensor, context: Context, size: int) -> Iterator[tuple[Tensor, Context]]:
+    """A step x (batch, time, ...) in pieces of so many columns, each with its context; cut as by `cut`."""
+    for begin, piece in zip(range(0, x.shape[1], size), x.split(size, 1), strict=False):
+        yield piece, context.columns(begin, begin + size)
 
 
 def join(outputs: list[Tensor], made: list[Turn], context: Context) -> Tensor:

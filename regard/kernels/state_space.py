@@ -26,6 +26,7 @@ from regard.core.mixer import keep_rows
 
 from .activation import activation as bend
 from .fading import exact
+from .segments import pieces
 
 CHUNK = 64  # positions of a step that are taken together
 OUTS = ("glu", "linear", "none")
@@ -124,8 +125,7 @@ class StateSpace(Mixer[Hidden]):
         most = min(u.shape[1], CHUNK)
         writes, reads = system.writes(most), system.reads(most, 1, 1)
         kernel, outputs = (writes * system.row[:, None]).sum(-1), []
-        for begin in range(0, u.shape[1], CHUNK):
-            some, within = u[:, begin : begin + CHUNK], context.columns(begin, begin + CHUNK)
+        for some, within in pieces(u, context, CHUNK):
             count = some.shape[1]
             old = reads[:, :count] @ z.permute(1, 2, 0)  # (width, count, batch)
             outputs.append(convolve(some, kernel[:, :count]) + old.permute(2, 1, 0))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core import Context, Cost, Mixer, Norm, Pointwise, UserError, part
+from regard.kernels.segments import pieces
 
 
 class Chunked(Pointwise):
@@ -48,12 +49,11 @@ class Chunked(Pointwise):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if x.shape[1] <= self.size:
             return self.inner(x, context)
-        pieces = []
-        for begin in range(0, x.shape[1], self.size):
-            given = x[:, begin : begin + self.size], context.columns(begin, begin + self.size)
+        outputs = []
+        for given in pieces(x, context, self.size):
             learns = torch.is_grad_enabled()
-            pieces.append(checkpoint(self.inner, *given, use_reentrant=False) if learns else self.inner(*given))
-        return torch.cat(pieces, 1)
+            outputs.append(checkpoint(self.inner, *given, use_reentrant=False) if learns else self.inner(*given))
+        return torch.cat(outputs, 1)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return self.inner.cost(length, past)

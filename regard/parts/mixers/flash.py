@@ -22,6 +22,7 @@ from regard.core import Context, Cost, Dropout, Growth, Mixer, Place, Position, 
 from regard.core.errors import nearest
 from regard.kernels.cache import write
 from regard.kernels.gated import BENDS, Unit, position_for
+from regard.kernels.segments import pieces
 
 
 class Chunk(NamedTuple):
@@ -95,9 +96,8 @@ class Flash(Mixer[Chunk]):
         if x.shape[1] <= self.chunk:
             return self._step(x, state, context)
         outputs = []
-        for begin in range(0, x.shape[1], self.chunk):  # so that no step ends more than one chunk
-            end = begin + self.chunk
-            y, state = self._step(x[:, begin:end], state, context.columns(begin, end))
+        for piece, within in pieces(x, context, self.chunk):  # so that no step ends more than one chunk
+            y, state = self._step(piece, state, within)
             outputs.append(y)
         return torch.cat(outputs, 1), state
 

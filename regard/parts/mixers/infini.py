@@ -25,7 +25,7 @@ from regard.core.pattern import pairs
 from regard.kernels import Attend, See
 from regard.kernels.cache import write
 from regard.kernels.fading import exact, with_ones
-from regard.kernels.segments import Turn, join, turns
+from regard.kernels.segments import Turn, cut, join, turns
 
 UPDATES = ("linear", "delta")
 LEAST = 1e-10  # of what is divided by
@@ -103,14 +103,14 @@ class Infini(Mixer[Past]):
             raise UserError("the memory holds everything, so infini cannot follow a pattern given with the batch")
         q, k, v = (m(x).unflatten(-1, (self.heads, self.dim)) for m in (self.q, self.k, self.v))
         made, outputs = turns(context, self.segment), []
-        for turn in made:
+        for turn, *own in zip(made, *(cut(t, made) for t in (q, k, v)), strict=True):
             if turn.end >= state.keys.shape[1]:
                 raise UserError("the state was started for fewer positions: give a larger capacity")
             full = (turn.count > 0) & (turn.begin >= self.segment) & (turn.inside == 0)
             if bool(full.any()):
                 memory = torch.where(full[:, None, None, None], self.absorb(state), state.memory)
                 state = Past(state.keys.clone(), state.values.clone(), memory)  # the step may be taken back
-            y, state = self._segment(*(turn.take(t) for t in (q, k, v)), state, turn)
+            y, state = self._segment(*own, state, turn)
             outputs.append(y.transpose(1, 2).flatten(-2))
         return self.out(join(outputs, made, context)), state
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
 from regard.core.parts import make, name_of
 from regard.kernels.cache import Cache
-from regard.kernels.segments import Turn, join, turns
+from regard.kernels.segments import Turn, cut, join, turns
 
 
 class Carried(NamedTuple):
@@ -100,8 +100,7 @@ class RecurrentMemory(Mixer[Carried]):
         if context.pattern is not None:
             raise UserError("the memory holds everything, so no pattern given with the batch can be followed")
         memory, outputs = self.memory.expand(len(x), -1, -1), []
-        for begin in range(0, x.shape[1], self.segment):
-            piece = x[:, begin : begin + self.segment]
+        for begin, piece in zip(range(0, x.shape[1], self.segment), x.split(self.segment, 1), strict=True):
             last = begin + self.segment >= x.shape[1]
             whole = torch.cat((memory, piece) if last else (memory, piece, memory), 1)
             valid = None
@@ -124,11 +123,11 @@ class RecurrentMemory(Mixer[Carried]):
 
     def step(self, x: Tensor, state: Carried, context: Context) -> tuple[Tensor, Carried]:
         made, outputs = turns(context, self.segment), []
-        for turn in made:
+        for turn, own in zip(made, cut(x, made), strict=True):
             opening = (turn.count > 0) & (turn.inside == 0)
             if bool(opening.any()):
                 state = self._open(state, opening, turn)
-            y, inner = self._run(turn.take(x), state.inner, self.count + turn.inside, turn.valid)
+            y, inner = self._run(own, state.inner, self.count + turn.inside, turn.valid)
             state = state._replace(inner=inner)
             outputs.append(y)
         return join(outputs, made, context), state
