@@ -12,13 +12,13 @@ from regard.core import losses, recipe
 SHORT = 2048
 LINEAR = (
     "atrous", "bigbird", "deltanet", "flash", "gla", "infini", "involution", "linear-transformer", "linformer", "local",
-    "longformer", "longnet", "performer", "performer-encoder", "reformer", "retnet", "rmt", "rwkv4", "rwkv6", "s4", "s4d",
-    "transformer-xl",
+    "longformer", "longnet", "performer", "performer-encoder", "reformer", "retnet", "rmt", "rwkv4", "rwkv6", "s4",
+    "s4d", "transformer-xl",
 )  # fmt: skip
 
 
 class Written(TorchDispatchMode):
-    """Counts the numbers that operations make. Views make none, and some write into a few places of what they return."""
+    """Counts the numbers that operations make. Views make none; some write into a few places of what they return."""
 
     count = 0
 
