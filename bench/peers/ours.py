@@ -6,11 +6,7 @@ Where the file names a learning rate, a warm-up and a label smoothing, they are 
 """
 
 import json
-import multiprocessing
-import os
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +18,7 @@ from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken, of_tokens
 from regard.train.schedule import factor
 from regard.train.settings import Settings
-from worker import serve
+from worker import Held, serve
 
 folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 told = json.loads(Path(file).read_text())
@@ -73,28 +69,6 @@ def loss() -> dict:
     batch = Fixed().make(0)
     with torch.no_grad():
         return {"loss": float(objective(model, batch).nll) / batch.count}
-
-
-class Held(threading.Thread):
-    """The most memory that this process and those beside it have held together, in MiB, looked at ten times a second.
-    What they share counts once, and files that others have mapped as well count in full, as they do for others."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.most = 0.0
-        self.start()
-
-    def run(self) -> None:
-        while True:
-            pids = [os.getpid(), *(one.pid for one in multiprocessing.active_children())]
-            own = sum(self.told(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids)
-            self.most = max(self.most, (own + self.told("/proc/self/status", "RssFile:")) / 1024)
-            time.sleep(0.1)
-
-    @staticmethod
-    def told(file: str, *names: str) -> int:
-        lines = (line.split() for line in Path(file).read_text().splitlines())
-        return sum(int(words[1]) for words in lines if words[0] in names)
 
 
 def rate() -> float:

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from worker import peak, rest, serve
+from worker import Held, peak, rest, serve
 
 which, folder, file, beam, threads = sys.argv[1:6]
 more = sys.argv[6:]
@@ -66,6 +66,9 @@ else:
     run = regard.load(folder, int8="int8" in more)
     stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")
     way = Way(beam=beam, stop=stop, shortlist="shortlist" in more)
+
+    held = Held()  # helpers count as well
+    peak = lambda: held.most  # noqa: E731
 
     def translate() -> list[str]:
         return [found[0].text for found in run.predict(told["texts"], way)]
