@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core import Context
-from regard.kernels.segments import join, turns
+from regard.kernels.segments import cut, join, pieces, turns
 
 
 def contexts(batch: int, time: int):
@@ -27,8 +27,7 @@ def test_every_column_once(segment, time):
         x = context.positions[..., None].double()  # so that a value tells its place
         made = turns(context, segment)
         taken = torch.zeros(4, dtype=torch.long)
-        for turn in made:
-            mine = turn.take(x)
+        for turn, mine in zip(made, cut(x, made), strict=True):
             assert mine.shape == (4, turn.size, 1)
             real = mine[..., 0][turn.valid]
             assert torch.equal(real % segment, turn.at.expand(4, -1)[turn.valid])
@@ -39,7 +38,7 @@ def test_every_column_once(segment, time):
             assert not turn.opens or not turn.inside[some].any()
             taken = taken + turn.count
         assert torch.equal(taken, context.lengths)
-        together = join([turn.take(x) for turn in made], made, context)
+        together = join(list(cut(x, made)), made, context)
         valid = torch.ones(4, time, dtype=torch.bool) if context.valid is None else context.valid
         assert together.shape == x.shape
         assert torch.equal(together[valid], x[valid])
@@ -51,3 +50,14 @@ def test_rows_take_turns_together():
     assert len(turns(context, 4)) == 3
     assert len(turns(Context.begin(4, 9), 4)) == 3
     assert len(turns(Context.after(torch.tensor([0, 1, 2, 3]), 1), 4)) == 1
+
+
+@pytest.mark.parametrize("time", [1, 4, 9])
+def test_pieces(time):
+    context = Context.after(torch.tensor([3, 5]), time, valid=torch.arange(time) < torch.tensor([[time], [2]]))
+    x = torch.randn(2, time, 3)
+    found = list(pieces(x, context, 4))
+    assert [len(piece[0]) for piece, _ in found] == [min(4, time - begin) for begin in range(0, time, 4)]
+    assert torch.equal(torch.cat([piece for piece, _ in found], 1), x)
+    assert torch.equal(torch.cat([within.positions for _, within in found], 1), context.positions)
+    assert torch.equal(torch.cat([within.valid for _, within in found], 1), context.valid)
