@@ -3,8 +3,8 @@
     python bench/memory.py --write              # 5 million pairs and a minute of training, in a temporary folder
     python bench/memory.py --pairs 200000 --minutes 0.2
 
-The work is done in a process of its own, whose peak of resident memory is told. Pages of the prepared file that are
-mapped into memory count as resident, although the system can take them back at any time.
+The work is done in a process of its own; the peak of resident memory is told, its helpers counted. Pages of the
+prepared file that are mapped into memory count as resident, although the system can take them back at any time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import results
+from peers.worker import Held
 
 WORDS = 50_000
 CHUNK = 100_000
@@ -47,13 +48,14 @@ def _word(rng: np.random.Generator, letters: str) -> str:
     return "".join(rng.choice(list(letters), int(rng.integers(2, 9))))
 
 
-def peak() -> float:
+def peak(held: Held) -> float:
     """GiB of resident memory at the worst moment so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, held.most / 2**10)
 
 
 def work(folder: Path, size: int, budget: int, minutes: float) -> None:
     """Tells, as JSON, seconds and the peak after preparing and after training."""
+    held = Held()
     from regard.train.job import Job, start
 
     ends = [f"train.minutes={minutes}", f"train.batch={budget}", "train.warmup=200"]
@@ -63,10 +65,15 @@ def work(folder: Path, size: int, budget: int, minutes: float) -> None:
     )  # fmt: skip
     begun = time.perf_counter()
     prepared = start(job, say=lambda text: print(text, file=sys.stderr))
-    told = {"prepared": time.perf_counter() - begun, "prepared_peak": peak()}
+    told = {"prepared": time.perf_counter() - begun, "prepared_peak": peak(held)}
     prepared.train()
     learner = prepared.trainer.learner
-    told |= {"peak": peak(), "steps": learner.step, "tokens": learner.tokens, "loss": prepared.trainer.metrics["loss"]}
+    told |= {
+        "peak": peak(held),
+        "steps": learner.step,
+        "tokens": learner.tokens,
+        "loss": prepared.trainer.metrics["loss"],
+    }
     print(json.dumps(told))
 
 
