@@ -74,6 +74,10 @@ class Mixer(nn.Module, Generic[S]):
     def step(self, x: Tensor, state: S, context: Context) -> tuple[Tensor, S]:
         """x (batch, time, width) -> (batch, time, out_width), and the state after it."""
 
+    def reorder(self, state: S, rows: Tensor) -> S:
+        """As `select(state, rows)`, but `state` is given up: a mixer may know a cheaper way than to copy it."""
+        return select(state, rows)
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """The whole sequence at once: one step from the start. Overridden only for speed."""
         return self.step(x, self.start(context, x.shape[1]), context)[0]

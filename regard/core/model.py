@@ -211,24 +211,33 @@ class Model(nn.Module):
             return x[:, -1], state
         return x[torch.arange(len(x), device=x.device), context.lengths - 1], state
 
+    def reorder(self, state: State, rows: Tensor) -> State:
+        """As `select(state, rows)`, but `state` is given up: what beam search does after every step."""
+        return State(state.lengths[rows], self.stack.reorder(state.layers, rows))
+
     def scores(self, x: Tensor) -> Tensor:
         """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""
         return self.head(x[:, None], Context.begin(len(x), 1, x.device))[:, 0]
 
     def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """`scores`, but of some tokens (n,) alone: (rows, n)."""
-        like = next(self.parameters())
-        known = self.head.linear(like.new_zeros(1, 1, self.stack.width), Context.begin(1, 1, like.device))
+        known = self.words()
         if known is None:
             raise UserError("this model's scores are not made by one product, so that none of them can be left out")
-        table, bias = known[1][tokens], None if known[2] is None else known[2][tokens]
+        before, table, bias = known
+        table, bias = table[tokens], None if bias is None else bias[tokens]
+        return lambda x: linear(before(x), table, bias)
 
-        def scores(x: Tensor) -> Tensor:
-            made = self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
-            assert made is not None
-            return linear(made[0][:, 0], table, bias)
+    def words(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+        """Where `scores(x)` are one product, before(x) table^T + bias: `before`, table (vocab, n) and bias (vocab,)."""
 
-        return scores
+        def known(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+            return self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
+
+        found = known(next(self.parameters()).new_zeros(1, self.stack.width))
+        if found is None:
+            return None
+        return lambda x: known(x)[0][:, 0], found[1], found[2]  # type: ignore[index]
 
     def _step(
         self, tokens: Tensor, state: State, valid: Tensor | None, segments: Tensor | None

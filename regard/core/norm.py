@@ -12,6 +12,7 @@ class Norm(nn.Module):
 
     folder: ClassVar[tuple[str, ...]] = ("norms",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    idle: bool = False  # it hands on what it gets
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         raise NotImplementedError

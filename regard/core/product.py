@@ -1,8 +1,5 @@
-"""Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and torch
-has one core read them all: here every core reads its share.
-
-    y = x W^T = (W x^T)^T, the rows of W in as many parts as there are threads
-"""
+"""Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and how many
+cores torch has read them depends on the processor: here every core reads its share."""
 
 from typing import TypeGuard
 
@@ -10,38 +7,63 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEW = 32  # rows of x, up to which it pays
-LARGE = 1 << 16  # weights, from which on
-EXACT = (torch.float32, torch.float64)
+from . import native
+
+FEW = 24  # rows of x, up to which it pays
+MATRIX = 1 << 20  # weights of a map, up to which they are held once more for many rows
 
 
 class Linear(nn.Linear):
     """A linear map that is fast for a few rows, too."""
 
+    packed: tuple[Tensor, int, int] | None = None  # its weights in another order, and what these were made of
+
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.packed = None  # the weights may be about to change, and not every optimiser tells
         return linear(x, self.weight, self.bias)
+
+    def map(self, known: native.Kernels, x: Tensor) -> native.Map | None:
+        """As the kernels want it for rows x (..., in); None where they cannot, or should not."""
+        weight, bias = self.weight, self.bias
+        if weight.dtype != x.dtype or not weight.is_contiguous():
+            return None
+        if few(x):
+            return native.map_of(weight, bias)
+        if weight.numel() > MATRIX:
+            return None
+        made_of = (weight.data_ptr(), weight._version)
+        if self.packed is None or self.packed[1:] != made_of:
+            self.packed = (native.pack(known, weight), *made_of)
+        return native.map_of(weight, bias, self.packed[0])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> x weight^T + bias"""
-    rows = x.numel() // x.shape[-1]
-    if not 0 < rows <= FEW or weight.numel() < LARGE or not _pays(x, weight, rows):
+    known = native.native(x, weight, bias) if few(x) and weight.is_contiguous() else None
+    if known is None:
         return F.linear(x, weight, bias)
-    flat, parts = x.reshape(rows, -1).t(), torch.get_num_threads()
-    out, wide = weight.shape
-    each = out // parts
-    y = torch.bmm(weight[: parts * each].view(parts, each, wide), flat.expand(parts, *flat.shape)).flatten(0, 1)
-    if parts * each < out:
-        y = torch.cat((y, weight[parts * each :] @ flat))
-    return (y.t() if bias is None else y.t() + bias).contiguous().view(*x.shape[:-1], out)
+    return native.apply(known, native.map_of(weight, bias), flat(x)).view(*x.shape[:-1], weight.shape[0])
 
 
-def _pays(x: Tensor, weight: Tensor, rows: int) -> bool:
-    if x.device.type != "cpu" or x.dtype not in EXACT or x.dtype != weight.dtype or not weight.is_contiguous():
-        return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return 1 < torch.get_num_threads() <= len(weight) or (torch.get_num_threads() == 1 and 1 < rows <= 8)
+def few(x: Tensor) -> bool:
+    """Whether x (..., width) are so few rows that our own products pay."""
+    return 0 < x.numel() <= FEW * x.shape[-1]
+
+
+def flat(x: Tensor) -> Tensor:
+    """(rows, width), one after the other."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def maps(x: Tensor, *modules: nn.Module) -> tuple[native.Kernels, list[native.Map]] | None:
+    """The kernels and these linear maps as they want them, if several things can be done at once to rows x (batch, n,
+    width): to a few, or to the next position of many."""
+    if torch.is_grad_enabled() or not (x.shape[1] == 1 or few(x)):
+        return None
+    known = native.native(x)
+    made = [m.map(known, x) if hasattr(m, "map") else None for m in modules] if known else []
+    return None if known is None or None in made else (known, made)  # type: ignore[return-value]
 
 
 def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -54,3 +76,5 @@ def for_few_rows(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
+        if type(module) is Linear:
+            module.packed = None

@@ -10,12 +10,14 @@ class Score(nn.Module):
     `query` and `key` and run on every kernel. The others override `forward` and run on the reference kernel.
 
     cached: channels of a key as `key` leaves it, and so in a cache; None: those of a head.
+    factor: where a query times this number is all that it does; None where it does more.
     birth:  the map that makes queries is multiplied by it at birth, where the score has no scale that does the same.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("scores",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     cached: int | None = None
+    factor: float | None = None
     birth: float = 1.0
 
     def query(self, q: Tensor) -> Tensor:

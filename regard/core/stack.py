@@ -263,6 +263,13 @@ class Stack(nn.Module):
             after.append(new)
         return first.leave(stream, self.norm, context), tuple(after)
 
+    def reorder(self, state: tuple, rows: Tensor) -> tuple:
+        """As `select`, but `state` is given up."""
+        return tuple(
+            tuple(mixer.reorder(own, rows) for mixer, own in zip(layer.mixers, part_state, strict=True))
+            for layer, part_state in zip(self._layers, state, strict=True)
+        )
+
     def cost(self, length: int, past: int = 0) -> Cost:
         costs = [mixer.cost(length, past) for layer in self._layers for mixer in layer.mixers]
         return Cost(sum(c.flops for c in costs), sum(c.state for c in costs))

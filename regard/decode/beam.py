@@ -7,17 +7,22 @@ The first neural use: Sutskever et al. 2014, arXiv:1409.3215. Division by the le
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
+from regard.core.native import likeliest as best_words
+from regard.core.native import native, pack
 from regard.kernels.cross_entropy import BITS
 from regard.kernels.top import top
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 
 STOPS = ("full", "likely", "sure")
+FEW = 24  # rows, below which their words are found without the table in another order
 
 
 @torch.no_grad()
@@ -37,6 +42,7 @@ def beam(
     if not 1 <= best <= size:
         raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
     coming, state = request.begin(model)
+    choose, reorder = chooser(model, request, 2 * size), getattr(model, "reorder", select)
     batch = len(request.prefix)
     totals = coming.x.new_zeros(batch, 1, dtype=torch.promote_types(coming.x.dtype, torch.float32))
     answers = Answers(batch, size, best, penalty, totals, request.ahead)  # totals (live, beams): log p of what is said
@@ -44,7 +50,7 @@ def beam(
     said = request.prefix.new_empty(batch, 1, 0)  # (live, beams, length); at first there is one beginning
     while True:
         beams, length = totals.shape[1], said.shape[2] + 1
-        logs, tokens = likeliest(coming, 2 * size)
+        logs, tokens = choose(coming)
         if length == 1:
             must_be_numbers(logs)
         totals, parents, tokens = grow(totals, logs, tokens, 2 * size)
@@ -62,10 +68,29 @@ def beam(
         if not len(stay):
             return answers.sorted()
         first = torch.arange(len(rows), device=rows.device)[:, None] * beams
-        state = select(state, (first + parents)[stay].flatten())
+        state = reorder(state, (first + parents)[stay].flatten())
         rows, totals, said = rows[stay], totals[stay], said[stay]
         flat = said.flatten(0, 1)
         coming, state = request.follow(model, flat[:, -1:], state, flat)
+
+
+def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tuple[Tensor, Tensor]]:
+    """How the `wide` likeliest next tokens are found, as `likeliest` tells them: in one go where all scores are one
+    product, nobody changes them, and a kernel of our own can."""
+    known = model.words() if request.rule is None and hasattr(model, "words") else None
+    fast = None if known is None else native(known[1])
+    if known is None or fast is None or wide > min(fast.keep, len(known[1])) or not known[1].is_contiguous():
+        return lambda coming: likeliest(coming, wide)
+    before, table, bias = known
+    packed: list[Tensor] = []
+
+    def choose(coming: Next) -> tuple[Tensor, Tensor]:
+        if len(coming.x) < FEW:  # and not worth a copy of the table
+            return likeliest(coming, wide)
+        packed[:] = packed or [pack(fast, table)]
+        return best_words(fast, before(coming.x).contiguous(), packed[0], bias, len(table), wide)
+
+    return choose
 
 
 def likeliest(coming: Next, wide: int) -> tuple[Tensor, Tensor]:

@@ -84,6 +84,9 @@ class Several(nn.Module):
         x, states = self._all(lambda model, own: model.ahead(tokens, own, valid), state)
         return torch.cat(x, -1), states
 
+    def reorder(self, state: tuple, rows: Tensor) -> tuple:
+        return tuple(model.reorder(own, rows) for model, own in zip(self._each, state, strict=True))
+
     def scores(self, x: Tensor) -> Tensor:
         """x (rows, width of all) -> log p (rows, vocab)."""
         return mean([model.scores(own) for model, own in zip(self._each, self.split(x), strict=True)])

@@ -117,10 +117,17 @@ class Fewer:
 
     def __init__(self, model: Model, among: Tensor):
         self.model, self.tokens, self.vocab = model, among, len(among)
-        self.start, self.scores = model.start, model.among(among)
+        self.start, self.reorder, self.scores = model.start, model.reorder, model.among(among)
 
     def ahead(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         return self.model.ahead(self.tokens[tokens], state, valid)
+
+    def words(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+        known = self.model.words() if hasattr(self.model, "words") else None
+        if known is None:
+            return None
+        before, table, bias = known
+        return before, table[self.tokens], None if bias is None else bias[self.tokens]
 
     def step(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         scores, state = self.model.step(self.tokens[tokens], state, valid)

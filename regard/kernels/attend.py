@@ -50,11 +50,17 @@ class Attend(nn.Module):
         how = {"sdpa": sdpa, "blocks": blocks, "flex": flex}[kernel]
         return how.attend(q, k, v, see, position, plain, drop)
 
+    def near(self, x: Tensor) -> bool:
+        """Whether the next query of rows x (batch, 1, width) is answered by a kernel that finds keys where they lie."""
+        return self.kernel in ("auto", "sdpa") and not self.weights.watched and sdpa.native_for(x)
+
     def choose(self, q: Tensor, k: Tensor, see: See, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
         weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
         if self.weights.watched or not score.is_dot or position.acts("read"):
             return "reference"
+        if see.held is not None:
+            return "sdpa"
         if self.kernel in ("reference", "sdpa"):
             return self.kernel
         if self.kernel == "auto":

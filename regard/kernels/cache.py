@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.mixer import under
+from regard.core.native import native
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
 
@@ -20,6 +21,7 @@ class Cache(NamedTuple):
     keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
     values: Tensor  # (batch, slots + 1, kv_heads, dim)
     at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
+    held: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: every row its own
 
     @property
     def room(self) -> int:
@@ -29,7 +31,26 @@ class Cache(NamedTuple):
         """Of some rows; only slots in use are copied, and one more, which will be wanted next."""
         used = (self.at[:, :-1] >= 0).any(0).nonzero()
         keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
-        return Cache(*(tensor[:, :keep].index_select(0, rows) for tensor in self))
+        own = self.settled()
+        keys, values = (_roomy(tensor, len(rows), keep) for tensor in own[:2])
+        for new, old in ((keys, own.keys), (values, own.values)):
+            torch.index_select(old[:, :keep], 0, rows, out=new)
+        return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
+
+    def reorder(self, rows: Tensor) -> Cache:
+        """As `select`, but nothing is copied: it is noted which row holds what."""
+        if len(rows) > len(self.keys) or native(self.keys) is None:
+            return self.select(rows)
+        if self.held is None:
+            return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())
+        return Cache(self.keys, self.values, self.at[rows], self.held[rows])
+
+    def settled(self) -> Cache:
+        """Every row holds its own."""
+        if self.held is None:
+            return self
+        slot = torch.arange(self.room + 1, device=self.at.device)
+        return Cache(self.keys[self.held, slot], self.values[self.held, slot], self.at)
 
     def grow(self, room: int) -> Cache:
         """With so many slots, and a few more."""
@@ -40,12 +61,13 @@ class Cache(NamedTuple):
         more = room - self.room
         if more <= 0:
             return self
-        keys, values = (torch.cat((t[:, :-1], t.new_zeros(len(t), more + 1, *t.shape[2:])), 1) for t in self[:2])
-        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1))
+        keys, values = (_longer(tensor, more) for tensor in self[:2])
+        held = None if self.held is None else torch.cat((self.held, self.held.new_zeros(len(self.at), more)), 1)
+        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1), held)
 
     @staticmethod
     def join(caches: Sequence[Cache]) -> Cache:
-        keys, values, at = zip(*caches, strict=True)
+        keys, values, at = zip(*(cache.settled()[:3] for cache in caches), strict=True)
         return Cache(under(keys), under(values), under(at, -1))
 
 
@@ -77,6 +99,23 @@ class Source(NamedTuple):
         if batch % len(wanted) or not torch.equal(rows, own.new_tensor(range(batch)) // (batch // len(wanted))):
             wanted, rows = self.rows, torch.arange(batch, device=self.rows.device)
         return Source(*(tensor.index_select(0, wanted) for tensor in self[:3]), rows)
+
+
+def _roomy(like: Tensor, rows: int, slots: int) -> Tensor:
+    """An empty tensor of so many rows and slots which can become longer where it lies, as long as `like` can."""
+    behind = max(like.stride(0) // max(like.stride(1), 1), slots)
+    return like.new_empty(rows, behind, *like.shape[2:])[:, :slots]
+
+
+def _longer(tensor: Tensor, more: int) -> Tensor:
+    """tensor (rows, slots, ...) with `more` slots of zeros instead of its last one: where it lies if there is room."""
+    rows, slots = tensor.shape[:2]
+    learns = tensor.requires_grad and torch.is_grad_enabled()
+    if learns or tensor.stride(0) < tensor.stride(1) * (slots + more):
+        return torch.cat((tensor[:, :-1], tensor.new_zeros(rows, more + 1, *tensor.shape[2:])), 1)
+    longer = tensor.as_strided((rows, slots + more, *tensor.shape[2:]), tensor.stride())
+    longer[:, slots - 1 :] = 0
+    return longer
 
 
 def _round(slots: int) -> int:

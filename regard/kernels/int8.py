@@ -17,9 +17,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Head, Model, Position, UserError
+from regard.core import Context, Head, Model, Position, UserError, native
 from regard.core.passes import exchange
-from regard.core.product import plain
+from regard.core.product import few, flat, plain
 
 ROUNDED = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 STEPS = 63  # of an input, on each side of zero
@@ -40,14 +40,24 @@ class Int8Linear(nn.Linear):
             zero = torch.zeros(self.out_features, dtype=torch.long)
             held = torch.quantize_per_channel(weight, self.scale.double(), zero, 0, torch.qint8)
             self.held = torch.ops.quantized.linear_prepack(held, None)
+        self.whole, self.steps = held.int_repr(), self.scale.detach().clone()  # the same for a few rows
+        self.sums = self.whole.sum(1, dtype=torch.int32)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """(out, in) as it is used, made anew each time."""
         return torch.ops.quantized.linear_unpack(self.held)[0].dequantize().to(self.scale.dtype)
 
+    def map(self, known: native.Kernels, x: Tensor) -> native.Map | None:
+        """As core/product.py has it."""
+        if not few(x) or (self.bias is not None and self.bias.dtype != x.dtype):
+            return None
+        return native.map_of(self.whole, self.bias, None, self.steps, self.sums)
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
+        if few(x) and (known := native.native(x, self.bias)) and (map := self.map(known, x)):
+            return native.apply(known, map, flat(x)).view(*x.shape[:-1], self.out_features)
         most = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True).clamp_(min=LEAST)
         y = ROUNDED((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)
         y = y.mul_(most) if self.bias is None else torch.addcmul(self.bias, y, most)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Growth, Memory, Mixer, Norm, Pattern, Place, Position, Score, UserError, part
+from regard.core import Context, Cost, Growth, Memory, Mixer, Norm, Pattern, Place, Position, Score, UserError, part, select
+from regard.core.native import Kernels, Map, step
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
+from regard.core.product import flat, maps
 
 from .attend import Attend
 from .cache import Cache, Source, shared, write
@@ -181,18 +184,63 @@ class MultiHead(Mixer[Cache | Source]):
             ("across", self.pattern, id(state.at)),
             lambda: See(self.pattern, together(context.positions), state.at, holes=True, known={}),
         )
+        if x.shape[1] == 1 and (fast := self._at_once(x, self.q, self.out)):
+            known, (query, last) = fast
+            return self._answer((known, [query, None, None, last]), x, state.keys, state.values, 0, see), state
         valid = None if context.valid is None else together(context.valid)
         keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
         y = self.look(together(x), keys, values, see, valid)
         return y.reshape(*x.shape[:2], -1), state
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
-        keys, values = self.keys(x, context.positions)
+        state = state if state.held is None or self._reaches(x, context) else state.settled()
         # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
-        slot, at, see = context.once(("step", self.pattern, state.room), lambda: self._place(state, context))
-        state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
+        which = ("step", self.pattern, state.room, state.held is None)
+        slot, at, see = context.once(which, lambda: self._place(state, context))
         count = see.key_at.shape[1]
+        if isinstance(slot, int) and (fast := self._at_once(x, self.q, self.k, self.v, self.out)):
+            k, v = (t[:, :count].transpose(1, 2) for t in state[:2])
+            return self._answer(fast, x, k, v, slot, see), Cache(*state[:2], at, see.held)
+        keys, values = self.keys(x, context.positions)
+        if see.held is None:
+            state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
+        else:
+            write(state.keys[: len(x)], slot, keys)
+            write(state.values[: len(x)], slot, values)
+            state = Cache(state.keys, state.values, at, see.held)
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether nothing is done to queries, keys and values but maps and a factor."""
+        acts = any(self.position.acts(place) for place in ("query", "key", "value", "read"))
+        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle and type(self).look is MultiHead.look
+        return idle and not acts and not self.position.asks and self.score.factor is not None
+
+    def _at_once(self, x: Tensor, *modules: nn.Module) -> tuple[Kernels, list[Map]] | None:
+        """A kernel that does all of a step for a few rows, and the maps that it wants, if that is possible."""
+        plain = self._plain and not (self.training and self.attend.dropout)
+        return maps(x, *modules) if plain and x.shape[1] == 1 and self.attend.near(x) else None
+
+    def _answer(self, fast: tuple[Kernels, list], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See) -> Tensor:
+        """x (batch, 1, width), after its keys and values have gone to their slot, where there are maps to them."""
+        bias = None
+        if self.position.acts("bias"):
+            bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
+        added, queries = see.added(self.heads, bias, x.dtype), x.shape[0] // see.query_at.shape[0]
+        assert self.score.factor is not None
+        return step(fast[0], flat(x), fast[1], k, v, slot, self.score.factor, added, see.held, queries)[:, None]
+
+    def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
+        return state.reorder(rows) if isinstance(state, Cache) else select(state, rows)
+
+    def _reaches(self, x: Tensor, context: Context) -> bool:
+        """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
+        write to one slot, which nobody wants any more."""
+        if x.shape[1] > 1 or context.valid is not None or self.position.acts("read") or not self.score.is_dot:
+            return False
+        even = context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
+        return even and self.attend.near(x)
 
     def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, See]:
         """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
@@ -205,7 +253,10 @@ class MultiHead(Mixer[Cache | Source]):
         here = shared(slot)
         at = write(state.at, here, now)
         there = at[:, : where.counts[max(context.last, 0)]]
-        return here, at, See(self._pattern(context), context.positions, there, holes=True, known={})
+        held = state.held
+        if held is not None:
+            held = write(held, here, torch.arange(len(held), device=held.device)[:, None])
+        return here, at, See(self._pattern(context), context.positions, there, holes=True, known={}, held=held)
 
     def _pattern(self, context: Context) -> Pattern:
         """The own one and the batch's, once it is sure that every query has something to see."""

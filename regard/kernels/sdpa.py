@@ -1,18 +1,18 @@
-"""Attention by torch's fused kernel, dense; where that is slow, which is with few keys on a CPU, by the same products
-one after the other."""
+"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by a kernel of our own for a few queries,
+and by the same products one after the other for few keys."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Position
+from regard.core import native as kernels
 
 from .see import See
 
 SHORT = 32  # keys, up to which the fused kernel does not pay in learning
-FEW = 16  # keys, up to which it does not pay for one query that learns nothing
-LOOK = 64  # keys, up to which it does not pay for several that look at the same
-NEAR = 1 << 21  # numbers that stay in the processor's cache
+FEW = 8  # queries, up to which our own kernel pays
+LOOK = 64  # keys, up to which torch's does not pay for more queries that learn nothing
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
@@ -21,6 +21,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
     if position.acts("bias"):
         bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
     grouped = k.shape[1] != heads
+    if not drop and q.shape[2] <= FEW and native_for(q, k, v):
+        known = kernels.kernels()
+        assert known is not None
+        added = see.added(heads, bias, q.dtype)
+        return kernels.attend(known, *map(_side_by_side, (q, k, v)), added, see.held).transpose(1, 2)
     how = None if drop or grouped else _by_hand(q, k, v)
     if bias is None and see.causal_only:
         if how:
@@ -41,6 +46,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
     return F.scaled_dot_product_attention(q, k, v, added, drop, scale=1.0, enable_gqa=grouped)
 
 
+def native_for(*tensors: Tensor) -> bool:
+    """Whether our own kernel can take them."""
+    return kernels.native(*tensors) is not None
+
+
+def _side_by_side(tensor: Tensor) -> Tensor:
+    """With its channels."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _by_hand(q: Tensor, k: Tensor, v: Tensor):
     """The faster way, where there is one."""
     if q.device.type != "cpu" or torch.is_autocast_enabled("cpu") or q.dtype.itemsize <= 2:
@@ -48,19 +63,11 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor):
     queries, keys = q.shape[2], k.shape[2]
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         return _products if keys <= SHORT else None
-    if queries == 1:
-        return _one if keys <= FEW and k.numel() <= NEAR else None
-    return _products if keys <= LOOK and k.is_contiguous() and v.is_contiguous() else None
+    return _products if queries > 1 and keys <= LOOK and k.is_contiguous() and v.is_contiguous() else None
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
     return _with(q @ k.transpose(2, 3), added).softmax(-1) @ v
-
-
-def _one(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
-    """For a single query: so many tiny products are slower than none."""
-    weights = _with((q * k).sum(-1)[:, :, None], added).softmax(-1)
-    return (weights.transpose(2, 3) * v).sum(2, keepdim=True)
 
 
 def _with(scores: Tensor, added: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.core import Pattern
@@ -14,6 +15,7 @@ class See(NamedTuple):
     fresh: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
     holes: some key_at may be -1, a key that nobody may see.
     known: where several calls ask the same, what was found out before.
+    held:  (batch, m or more) the row that holds each key; None: every row its own.
     """
 
     pattern: Pattern
@@ -22,6 +24,7 @@ class See(NamedTuple):
     fresh: bool = False
     holes: bool = False
     known: dict[tuple[Pattern, int], tuple[Tensor | None, bool]] | None = None
+    held: Tensor | None = None
 
     @property
     def causal_only(self) -> bool:
@@ -46,6 +49,13 @@ class See(NamedTuple):
         if self.known is not None:
             self.known[self.pattern, heads] = found
         return found
+
+    def added(self, heads: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """What a kernel of our own wants: a bias with all that is hidden, or True for what is not, or neither."""
+        mask = self.hidden(heads)[0]
+        if bias is None:
+            return mask
+        return (bias if mask is None else bias.masked_fill(~mask, float("-inf"))).to(dtype)
 
     def at(self, query_at: Tensor, key_at: Tensor, heads: int) -> Tensor:
         """The same for places chosen by the caller: (b, 1, n, 1) and (b, 1, 1, m)."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
+from regard.core.native import BENDS, mlp
+from regard.core.product import flat, maps
 from regard.kernels.activation import activation as bend
 
 
@@ -34,11 +36,13 @@ class Mlp(Pointwise):
         hidden = 4 * width if hidden is None else hidden
         self.width = width
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
-        self.bend = bend(activation)
+        self.activation, self.bend = activation, bend(activation)
         self.norm = part(Norm, norm, width=hidden)
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        if self.activation in BENDS and not self.training and self.norm.idle and (fast := maps(x, self.into, self.out)):
+            return mlp(fast[0], *fast[1], self.activation, flat(x)).view(x.shape)
         return self.out(self.norm(self.drop(self.bend(self.into(x))), context.valid))
 
     def cost(self, length: int, past: int = 0) -> Cost:

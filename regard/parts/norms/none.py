@@ -6,6 +6,8 @@ from regard.core import Norm
 
 
 class None_(Norm):
+    idle = True
+
     def __init__(self):
         super().__init__()
 

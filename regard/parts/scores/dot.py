@@ -13,4 +13,4 @@ class Dot(Score):
 
     def __init__(self, dim: int = 1):
         super().__init__()
-        self.birth = dim**-0.5
+        self.birth, self.factor = dim**-0.5, 1.0

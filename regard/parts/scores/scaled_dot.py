@@ -17,7 +17,7 @@ class ScaledDot(Score):
 
     def __init__(self, dim: int, scale: float | None = None):
         super().__init__()
-        self.scale = dim**-0.5 if scale is None else scale
+        self.scale = self.factor = dim**-0.5 if scale is None else scale
 
     def query(self, q: Tensor) -> Tensor:
         return q * self.scale

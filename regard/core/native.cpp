@@ -1,0 +1,522 @@
+// What decoding on a processor spends its time on, where torch's own operations are far from what the machine can do:
+// products of a few rows, products in eight bits, attention of a few queries over a cache, the likeliest words.
+// Compiled when first wanted and called by core/native.py; everything here is also computed by torch where there is no
+// compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define BYTES 64  // of a vector; where the processor's are shorter, the compiler uses several
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the weights of a product
+#else
+enum { ROWS = 3, WIDE = 2 };
+#endif
+enum { PANEL = 2, OUTS = 4, KEEP = 64 };  // vectors of words, outputs of a product at a time; most words that are kept
+
+template <typename Real> struct Of;
+template <> struct Of<float> {
+    typedef float Vector __attribute__((vector_size(BYTES)));
+    typedef float Loose __attribute__((vector_size(BYTES), aligned(4), may_alias));
+    typedef int32_t Mask __attribute__((vector_size(BYTES)));
+};
+template <> struct Of<double> {
+    typedef double Vector __attribute__((vector_size(BYTES)));
+    typedef double Loose __attribute__((vector_size(BYTES), aligned(8), may_alias));
+    typedef int64_t Mask __attribute__((vector_size(BYTES)));
+};
+template <typename Real> constexpr int lanes() { return BYTES / sizeof(Real); }
+
+template <typename Real> INLINE typename Of<Real>::Vector load(const Real *from) {
+    return *(const typename Of<Real>::Loose *)from;
+}
+
+template <int bytes, typename Real> INLINE Real halves(const Real *v) {  // their sum, half on half
+    if constexpr (bytes == sizeof(Real)) {
+        return *v;
+    } else {
+        typedef Real Half __attribute__((vector_size(bytes / 2), aligned(sizeof(Real)), may_alias));
+        Half both = *(const Half *)v + *(const Half *)(v + bytes / 2 / sizeof(Real));
+        return halves<bytes / 2>((const Real *)&both);
+    }
+}
+template <typename Vector> INLINE auto sum(Vector v) { return halves<BYTES>((decltype(+v[0]) *)&v); }
+
+template <typename Mask> INLINE bool any(Mask v) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)v, (__m512i)v) != 0;
+#else
+    uint64_t words[BYTES / 8], found = 0;
+    memcpy(words, &v, BYTES);
+    for (uint64_t word : words) found |= word;
+    return found != 0;
+#endif
+}
+
+// 2^x for x <= 0, to the last bits of a float: a whole power by its exponent, the rest by a polynomial.
+INLINE Of<float>::Vector power(Of<float>::Vector x) {
+    const float round = 12582912.f;  // 1.5 * 2^23: to add it leaves no room for fractions
+    x = x < -126.f ? Of<float>::Vector{} - 126.f : x;
+    Of<float>::Vector whole = x + round, f = x - (whole - round);
+    Of<float>::Mask n = ((Of<float>::Mask)whole - 0x4B400000) << 23;
+    Of<float>::Vector y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.f;
+    return x > -126.f ? (Of<float>::Vector)((Of<float>::Mask)y + n) : Of<float>::Vector{};
+}
+INLINE Of<double>::Vector power(Of<double>::Vector x) {
+    for (int i = 0; i < lanes<double>(); i++) x[i] = exp2(x[i]);
+    return x;
+}
+
+// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them.
+template <typename Real, int R>
+INLINE void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) {
+    typedef typename Of<Real>::Vector Vector;
+    const int lane = lanes<Real>();
+    Vector s[R][OUTS] = {};
+    long k = 0;
+    for (; k + lane <= in; k += lane) {
+        Vector v[OUTS];
+        for (int o = 0; o < OUTS; o++) v[o] = load(w[o] + k);
+        for (int r = 0; r < R; r++) {
+            Vector u = load(x + r * in + k);
+            for (int o = 0; o < OUTS; o++) s[r][o] += u * v[o];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) {
+            Real total = sum(s[r][o]);
+            for (long i = k; i < in; i++) total += x[r * in + i] * w[o][i];
+            y[r][o] = total;
+        }
+}
+
+template <typename Real>
+static void linear(const Real *x, const Real *weight, const Real *bias, Real *y, long step, long rows, long in, long out,
+                   int threads) {
+    long blocks = (out + OUTS - 1) / OUTS;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (long block = 0; block < blocks; block++) {
+        const Real *w[OUTS];
+        long begin = block * OUTS, many = out - begin < OUTS ? out - begin : OUTS;
+        for (long o = 0; o < OUTS; o++) w[o] = weight + (begin + (o < many ? o : 0)) * in;
+        for (long r = 0; r < rows;) {
+            Real found[WIDE][OUTS];
+            int some = rows - r >= WIDE ? WIDE : 1;
+            if (some == WIDE)
+                dots<Real, WIDE>(x + r * in, w, in, found);
+            else
+                dots<Real, 1>(x + r * in, w, in, found);
+            for (int i = 0; i < some; i++)
+                for (long o = 0; o < many; o++)
+                    y[(r + i) * step + begin + o] = found[i][o] + (bias ? bias[begin + o] : Real(0));
+            r += some;
+        }
+    }
+}
+
+// The same with weights of eight bits: see kernels/int8.py. q is held as q + zero, which has no sign; sums are those of
+// the weights of each output, to take zero away again. Rounding is as torch's quantised product has it.
+template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, long in, int32_t (*y)[OUTS]) {
+    long k = 0;
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) y[r][o] = 0;
+#if defined(__AVX512VNNI__)
+    __m512i s[R][OUTS];
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_setzero_si512();
+    for (; k + 64 <= in; k += 64) {
+        __m512i v[OUTS];
+        for (int o = 0; o < OUTS; o++) v[o] = _mm512_loadu_si512(w[o] + k);
+        for (int r = 0; r < R; r++) {
+            __m512i u = _mm512_loadu_si512(q + r * in + k);
+            for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_dpbusd_epi32(s[r][o], u, v[o]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) y[r][o] = _mm512_reduce_add_epi32(s[r][o]);
+#endif
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) {
+            int32_t total = 0;
+            for (long i = k; i < in; i++) total += (int32_t)q[r * in + i] * (int32_t)w[o][i];
+            y[r][o] += total;
+        }
+}
+
+template <typename Real>
+static void linear8(const Real *x, const int8_t *weight, const float *scale, const int32_t *sums, const Real *bias,
+                    Real *y, long step, long rows, long in, long out, char *room, int threads) {
+    const int steps = 63, zero = steps + 1;
+    const float one_step = 1.f / steps, steps_again = 1.f / one_step;
+    const Real least = Real(1e-12);
+    Real *most = (Real *)room;
+    uint8_t *q = (uint8_t *)(most + rows);
+    for (long r = 0; r < rows; r++) {
+        const Real *one = x + r * in;
+        Real high = least;
+        for (long i = 0; i < in; i++) {
+            Real size = one[i] < 0 ? -one[i] : one[i];
+            high = size > high || size != size ? size : high;
+        }
+        most[r] = high;
+        for (long i = 0; i < in; i++) 
+            q[r * in + i] = (uint8_t)((int32_t)nearbyintf((float)(one[i] / high) * steps_again) + zero);
+    }
+    long blocks = (out + OUTS - 1) / OUTS;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (long block = 0; block < blocks; block++) {
+        const int8_t *w[OUTS];
+        long begin = block * OUTS, many = out - begin < OUTS ? out - begin : OUTS;
+        for (long o = 0; o < OUTS; o++) w[o] = weight + (begin + (o < many ? o : 0)) * in;
+        for (long r = 0; r < rows;) {
+            int32_t found[WIDE][OUTS];
+            int some = rows - r >= WIDE ? WIDE : 1;
+            if (some == WIDE)
+                dots8<WIDE>(q + r * in, w, in, found);
+            else
+                dots8<1>(q + r * in, w, in, found);
+            for (int i = 0; i < some; i++)
+                for (long o = 0; o < many; o++) {
+                    float whole = found[i][o] - zero * sums[begin + o];
+                    y[(r + i) * step + begin + o] =
+                        Real(whole * (one_step * scale[begin + o])) * most[r + i] + (bias ? bias[begin + o] : Real(0));
+                }
+            r += some;
+        }
+    }
+}
+
+// Weights in panels: for every channel, those of PANEL vectors of words side by side.
+template <typename Real> static void pack(const Real *table, Real *packed, long words, long in) {
+    const long panel = PANEL * lanes<Real>();
+    for (long o = 0; o < words; o += panel)
+        for (long k = 0; k < in; k++)
+            for (long j = 0; j < panel; j++) packed[o * in + k * panel + j] = o + j < words ? table[(o + j) * in + k] : 0;
+}
+
+// Rows in tiles: for every channel, those of ROWS rows side by side, times a factor.
+template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor) {
+    for (long r = 0; r < rows; r += ROWS)
+        for (long k = 0; k < in; k++)
+            for (long i = 0; i < ROWS; i++)
+                turned[r * in + k * ROWS + i] = r + i < rows ? x[(r + i) * in + k] * factor : 0;
+}
+
+template <typename Real>
+static __attribute__((noinline)) void tile(const Real *x, const Real *packed, long in,
+                                           typename Of<Real>::Vector (*found)[PANEL]) {
+    typedef typename Of<Real>::Vector Vector;
+    const int lane = lanes<Real>();
+    Vector s[ROWS][PANEL] = {};
+    for (long k = 0; k < in; k++) {
+        Vector one = load(packed + k * PANEL * lane), two = load(packed + k * PANEL * lane + lane);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            Real u = x[k * ROWS + r];
+            s[r][0] += u * one, s[r][1] += u * two;
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < PANEL; j++) found[r][j] = s[r][j];
+}
+
+// The same as `linear` for many rows, whose weights are in panels.
+template <typename Real>
+static void many(const Real *x, const Real *packed, const Real *bias, Real *y, long step, long rows, long in, long out,
+                 Real *turned, int threads) {
+    typedef typename Of<Real>::Vector Vector;
+    const long lane = lanes<Real>(), panel = PANEL * lane;
+    turn(x, turned, rows, in, Real(1));
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (long o = 0; o < out; o += panel) {
+        const long width = out - o < panel ? out - o : panel;
+        Vector added[PANEL] = {};
+        for (long j = 0; bias && j < width; j++) added[j / lane][j % lane] = bias[o + j];
+        for (long r = 0; r < rows; r += ROWS) {
+            Vector found[ROWS][PANEL];
+            tile(turned + r * in, packed + o * in, in, found);
+            for (long i = 0; i < ROWS && r + i < rows; i++) {
+                Real *to = y + (r + i) * step + o;
+                for (int j = 0; j < PANEL; j++) found[i][j] += added[j];
+                if (width == panel)
+                    for (int j = 0; j < PANEL; j++) *(typename Of<Real>::Loose *)(to + j * lane) = found[i][j];
+                else
+                    memcpy(to, found[i], width * sizeof(Real));
+            }
+        }
+    }
+}
+
+// A linear map as a model has it: in numbers of its own kind, maybe in panels as well, for many rows; or, where there is a
+// scale, of eight bits.
+struct Map {
+    const void *weight, *bias, *packed;
+    const float *scale;
+    const int32_t *sums;
+    int64_t in, out;
+};
+
+// Cores for so much work: to wake the others takes as long as SMALL multiplications.
+enum { SMALL = 1 << 15 };
+INLINE int cores(long work, int threads) { return work < SMALL ? 1 : threads; }
+
+// y = the map of x; `step` from row to row of y; `room` for x in tiles, and for eight bytes for each row.
+template <typename Real>
+static void apply(const Map &map, const Real *x, Real *y, long step, long rows, char *room, int threads) {
+    threads = cores(map.in * map.out, threads);
+    if (map.scale)
+        linear8(x, (const int8_t *)map.weight, map.scale, map.sums, (const Real *)map.bias, y, step, rows, map.in,
+                map.out, room, threads);
+    else if (map.packed)
+        many(x, (const Real *)map.packed, (const Real *)map.bias, y, step, rows, map.in, map.out, (Real *)room,
+             cores(rows * map.in * map.out / 16, threads));
+    else
+        linear(x, (const Real *)map.weight, (const Real *)map.bias, y, step, rows, map.in, map.out, threads);
+}
+
+// The bends of feed-forwards, by the numbers that core/native.py gives them.
+template <typename Real> INLINE Real bend(Real x, int how) {
+    switch (how) {
+    case 1: return x > 0 ? x : x != x ? x : Real(0);  // relu
+    case 2: return Real(0.5) * x * (1 + Real(erf(x * Real(0.7071067811865476))));  // gelu
+    case 3: return Real(0.5) * x * (1 + Real(tanh(Real(0.7978845608028654) * (x + Real(0.044715) * x * x * x))));
+    case 4: return x / (1 + Real(exp(-x)));  // silu
+    default: return x;
+    }
+}
+
+// The same for a vector: exponentials of what is not above 0 alone, erf by Abramowitz and Stegun 7.1.26.
+INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
+    typedef Of<float>::Vector Vector;
+    const float bits = 1.44269504f;
+    const Vector zero = {};
+    if (how == 3) {
+        Vector u = 0.7978845608f * (x + 0.044715f * x * x * x), size = u < 0 ? -u : u, e = power(-2 * bits * size);
+        Vector bent = (1 - e) / (1 + e);
+        return 0.5f * x * (1 + (u < 0 ? -bent : bent));
+    }
+    if (how == 2) {
+        Vector z = x * 0.70710678f, size = z < 0 ? -z : z, t = 1 / (1 + 0.3275911f * size);
+        Vector y = t * 1.061405429f - 1.453152027f;
+        y = y * t + 1.421413741f;
+        y = y * t - 0.284496736f;
+        y = (y * t + 0.254829592f) * t * power(-bits * size * size);  // 1 - erf |z|
+        return 0.5f * x * (z < 0 ? y : 2 - y);
+    }
+    if (how == 4) {
+        Vector e = power(-bits * (x < 0 ? -x : x));
+        return x / (1 + e) * (x < 0 ? e : zero + 1);
+    }
+    return how == 1 ? (x < 0 ? zero : x) : x;
+}
+INLINE void bends(float *x, long many, int how) {
+    long i = 0;
+    for (; i + lanes<float>() <= many; i += lanes<float>()) *(Of<float>::Loose *)(x + i) = bend(load(x + i), how);
+    for (; i < many; i++) x[i] = bend(x[i], how);
+}
+INLINE void bends(double *x, long many, int how) {
+    for (long i = 0; i < many; i++) x[i] = bend(x[i], how);
+}
+
+// y = W_2 bend(W_1 x)
+template <typename Real>
+static void mlp(const Map &into, const Map &out, int how, const Real *x, Real *y, Real *hidden, char *room, long rows,
+                int threads) {
+    apply(into, x, hidden, into.out, rows, room, threads);
+    bends(hidden, rows * into.out, how);
+    apply(out, hidden, y, out.out, rows, room, threads);
+}
+
+// o_i = sum over j of softmax_j(q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of row
+// held[b][j]: rows of a beam that have a common past share it.
+template <typename Real> struct Looks {
+    const Real *q, *k, *v;
+    const void *added;  // what is added to scores, or a byte for each that tells whether it counts
+    const int64_t *held;
+    Real *y;  // (batch, queries, heads, dim)
+    Real *room;  // (threads, keys and a vector) for scores
+    int64_t batch, heads, groups, queries, keys, dim, value_dim, hides, held_step, threads;
+    int64_t q_step[3], k_step[3], v_step[3], added_step[4];  // batch, head, place, and key
+};
+
+// One query of one head. Channels are held in N vectors; N = 0: of any number, in memory.
+template <typename Real, int N>
+static void look(const Looks<Real> &a, long b, long h, long i, Real *scores) {
+    typedef typename Of<Real>::Vector Vector;
+    typedef typename Of<Real>::Loose Loose;
+    const int lane = lanes<Real>();
+    const Real bits = Real(1.4426950408889634), none = -INFINITY;
+    const long g = h / (a.heads / a.groups);
+    const Real *q = a.q + b * a.q_step[0] + h * a.q_step[1] + i * a.q_step[2];
+    const Real *k = a.k + g * a.k_step[1], *v = a.v + g * a.v_step[1];
+    const int64_t *held = a.held ? a.held + b * a.held_step : 0;
+    const char *added = (const char *)a.added;
+    const long size = a.hides ? 1 : sizeof(Real), next = a.added_step[3] * size;
+    if (added) added += (b * a.added_step[0] + h * a.added_step[1] + i * a.added_step[2]) * size;
+    Vector asked[N ? N : 1];
+    for (int n = 0; n < N; n++) asked[n] = load(q + n * lane);
+    Real high = none;
+    for (long j = 0; j < a.keys; j++) {
+        if (a.hides && !added[j * next]) {
+            scores[j] = none;
+            continue;
+        }
+        const Real *key = k + (held ? held[j] : b) * a.k_step[0] + j * a.k_step[2];
+        Vector total = {};
+        for (int n = 0; n < N; n++) total += asked[n] * load(key + n * lane);
+        Real score = N ? sum(total) : Real(0);
+        for (long d = 0; !N && d < a.dim; d++) score += q[d] * key[d];
+        if (added && !a.hides) score += *(const Real *)(added + j * next);
+        scores[j] = score * bits;
+        high = scores[j] > high || scores[j] != scores[j] ? scores[j] : high;
+    }
+    Real *y = a.y + ((b * a.queries + i) * a.heads + h) * a.value_dim;
+    memset(y, 0, a.value_dim * sizeof(Real));
+    if (high == none) return;  // there is nothing to see
+    Vector mass = {};
+    for (long j = a.keys; j % lane; j++) scores[j] = none;
+    for (long j = 0; j < a.keys; j += lane) {
+        Vector one = power(load(scores + j) - high);
+        *(Loose *)(scores + j) = one;
+        mass += one;
+    }
+    const Real whole = 1 / sum(mass);
+    Vector found[N ? N : 1] = {};
+    for (long j = 0; j < a.keys; j++) {
+        const Real weight = scores[j] * whole;
+        if (weight == 0) continue;
+        const Real *value = v + (held ? held[j] : b) * a.v_step[0] + j * a.v_step[2];
+        for (int n = 0; n < N; n++) found[n] += weight * load(value + n * lane);
+        for (long d = 0; !N && d < a.value_dim; d++) y[d] += weight * value[d];
+    }
+    for (int n = 0; n < N; n++) *(Loose *)(y + n * lane) = found[n];
+}
+
+template <typename Real> static void attend(const Looks<Real> &a) {
+    const int lane = lanes<Real>();
+    const long vectors = a.dim % lane || a.dim != a.value_dim ? 0 : a.dim / lane;
+    const auto one_query = vectors == 1   ? look<Real, 1>
+                           : vectors == 2 ? look<Real, 2>
+                           : vectors == 3 ? look<Real, 3>
+                           : vectors == 4 ? look<Real, 4>
+                           : vectors == 8 ? look<Real, 8>
+                                          : look<Real, 0>;
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
+    for (long part = 0; part < a.threads; part++) {
+        Real *scores = a.room + part * (a.keys + lanes<Real>());
+        long all = a.batch * a.heads, begin = all * part / a.threads, end = all * (part + 1) / a.threads;
+        for (long one = begin; one < end; one++)
+            for (long i = 0; i < a.queries; i++) one_query(a, one / a.heads, one % a.heads, i, scores);
+    }
+}
+
+// The next position of every row: queries, keys and values of x, keys and values into the slot of their cache, what the
+// query finds there, and the last map. Without maps to keys and values, what is there already is looked at.
+template <typename Real> struct Step {
+    Looks<Real> looks;
+    const Map *query, *key, *value, *out;
+    const Real *x;
+    Real *asked, *found, *y;  // queries, what they find, what comes out
+    Real *key_slot, *value_slot;  // where those of the first row go; the next row is a step of the cache behind
+    char *room;
+    int64_t rows, threads;
+    double scale;
+};
+
+template <typename Real> static void step(const Step<Real> &a) {
+    apply(*a.query, a.x, a.asked, a.query->out, a.rows, a.room, a.threads);
+    for (long i = 0; i < a.rows * a.query->out; i++) a.asked[i] *= Real(a.scale);
+    if (a.key) {
+        apply(*a.key, a.x, a.key_slot, a.looks.k_step[0], a.rows, a.room, a.threads);
+        apply(*a.value, a.x, a.value_slot, a.looks.v_step[0], a.rows, a.room, a.threads);
+    }
+    attend(a.looks);
+    apply(*a.out, a.found, a.y, a.out->out, a.rows, a.room, a.threads);
+}
+
+// Of rows x, the likeliest words and the sum of all 2^(score - best): scores are used where they are made, in registers.
+template <typename Real> struct Row {
+    typename Of<Real>::Vector mass;
+    Real most, low, best[KEEP];
+    int64_t at[KEEP];
+};
+
+template <typename Real>
+static __attribute__((noinline)) void put(Row<Real> *row, const Real *scores, long first, long many, int keep) {
+    for (long j = 0; j < many; j++) {
+        Real score = scores[j];
+        if (!(score > row->low)) continue;
+        int i = keep - 1;
+        for (; i > 0 && row->best[i - 1] < score; i--) row->best[i] = row->best[i - 1], row->at[i] = row->at[i - 1];
+        row->best[i] = score, row->at[i] = first + j, row->low = row->best[keep - 1];
+    }
+    if (row->best[0] > row->most) {
+        row->mass *= power(typename Of<Real>::Vector{} + (row->most - row->best[0]));
+        row->most = row->best[0];
+    }
+}
+
+template <typename Real>
+static void likeliest(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at, Real *mass,
+                      Real *turned, Row<Real> *state, long rows, long in, long words, int keep) {
+    typedef typename Of<Real>::Vector Vector;
+    const long lane = lanes<Real>(), panel = PANEL * lane;
+    const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300), bits = Real(1.4426950408889634);
+    for (long r = 0; r < rows; r++) {
+        state[r].mass = Vector{}, state[r].most = low, state[r].low = none;
+        for (int i = 0; i < keep; i++) state[r].best[i] = none, state[r].at[i] = 0;
+    }
+    turn(x, turned, rows, in, bits);
+    for (long o = 0; o < words; o += panel) {
+        const long many = words - o < panel ? words - o : panel;
+        Vector added[PANEL] = {};
+        for (long j = 0; j < panel; j++)
+            added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits : Real(0);
+        for (long r = 0; r < rows; r += ROWS) {
+            Vector found[ROWS][PANEL];
+            tile(turned + r * in, packed + o * in, in, found);
+            for (long i = 0; i < ROWS && r + i < rows; i++) {
+                Row<Real> *row = state + r + i;
+                found[i][0] += added[0], found[i][1] += added[1];
+                if (any((found[i][0] > row->low) | (found[i][1] > row->low)))
+                    put(row, (const Real *)found[i], o, many, keep);
+                row->mass += power(found[i][0] - row->most) + power(found[i][1] - row->most);
+            }
+        }
+    }
+    for (long r = 0; r < rows; r++) {
+        mass[r] = sum(state[r].mass);
+        for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits, at[r * keep + i] = state[r].at[i];
+    }
+}
+
+#define KERNELS(Real, name)                                                                                            \
+    extern "C" {                                                                                                       \
+    void apply_##name(const Map *map, const Real *x, Real *y, long rows, char *room, int threads) {                    \
+        apply(*map, x, y, map->out, rows, room, threads);                                                              \
+    }                                                                                                                  \
+    void mlp_##name(const Map *into, const Map *out, int how, const Real *x, Real *y, Real *hidden, char *room,        \
+                    long rows, int threads) {                                                                          \
+        mlp(*into, *out, how, x, y, hidden, room, rows, threads);                                                      \
+    }                                                                                                                  \
+    void attend_##name(const Looks<Real> *a) { attend(*a); }                                                           \
+    void step_##name(const Step<Real> *a) { step(*a); }                                                                \
+    void pack_##name(const Real *table, Real *packed, long words, long in) { pack(table, packed, words, in); }         \
+    void likeliest_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass,            \
+                          Real *turned, void *state, long rows, long in, long words, int keep) {                       \
+        likeliest(x, p, b, best, at, mass, turned, (Row<Real> *)state, rows, in, words, keep);                         \
+    }                                                                                                                  \
+    long row_##name(void) { return sizeof(Row<Real>); }                                                                \
+    }
+KERNELS(float, float32)
+KERNELS(double, float64)
+extern "C" int sizes(int which) { return which == 0 ? ROWS : which == 1 ? PANEL * BYTES : KEEP; }
