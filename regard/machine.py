@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,7 @@ def _work(answer: Callable[..., Any], line: Connection, others: list[Connection]
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_IGN)  # which are for that process alone
     torch.set_num_threads(1)
+    gc.freeze()  # what was there before is not looked through again and again
     try:
         while True:
             line.send(_try(answer, *line.recv()))

@@ -172,9 +172,9 @@ def test_drawings(mine, name, capsys):
 
 def test_verify(mine, capsys):
     text = said(capsys, ["verify", "mine.toml"])
-    assert text.count("✓") == 8
+    assert text.count("✓") == 9
     assert "names no golden" in text
-    assert "all 8 hold" in text
+    assert "all 9 hold" in text
     assert max(len(line) for line in text.splitlines()) <= 80
     data = json.loads(said(capsys, ["verify", "mine.toml", "--json", "--seed", "3"]))
     assert data["holds"]

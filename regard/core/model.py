@@ -221,14 +221,14 @@ class Model(nn.Module):
 
     def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """`scores`, but of some tokens (n,) alone: (rows, n)."""
-        known = self.words()
+        known = self.by_table()
         if known is None:
             raise UserError("this model's scores are not made by one product, so that none of them can be left out")
         before, table, bias = known
         table, bias = table[tokens], None if bias is None else bias[tokens]
         return lambda x: linear(before(x), table, bias)
 
-    def words(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+    def by_table(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
         """Where `scores(x)` are one product, before(x) table^T + bias: `before`, table (vocab, n) and bias (vocab,)."""
 
         def known(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:

@@ -69,7 +69,8 @@ INLINE Of<float>::Vector power(Of<float>::Vector x) {
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.f;
-    return x > -126.f ? (Of<float>::Vector)((Of<float>::Mask)y + n) : Of<float>::Vector{};
+    y = (Of<float>::Vector)((Of<float>::Mask)y + n);
+    return x > -126.f ? y : x == x ? Of<float>::Vector{} : x;
 }
 INLINE Of<double>::Vector power(Of<double>::Vector x) {
     for (int i = 0; i < lanes<double>(); i++) x[i] = exp2(x[i]);
@@ -169,7 +170,7 @@ static void linear8(const Real *x, const int8_t *weight, const float *scale, con
         }
         most[r] = high;
         for (long i = 0; i < in; i++) 
-            q[r * in + i] = (uint8_t)((int32_t)nearbyintf((float)(one[i] / high) * steps_again) + zero);
+            q[r * in + i] = (uint8_t)(int32_t)nearbyintf((float)(one[i] / high) * steps_again + zero);
     }
     long blocks = (out + OUTS - 1) / OUTS;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -343,68 +344,81 @@ template <typename Real> struct Looks {
     const void *added;  // what is added to scores, or a byte for each that tells whether it counts
     const int64_t *held;
     Real *y;  // (batch, queries, heads, dim)
-    Real *room;  // (threads, keys and a vector) for scores
+    Real *room;  // (threads, heads, keys and a vector) for scores
     int64_t batch, heads, groups, queries, keys, dim, value_dim, hides, held_step, threads;
     int64_t q_step[3], k_step[3], v_step[3], added_step[4];  // batch, head, place, and key
 };
 
-// One query of one head. Channels are held in N vectors; N = 0: of any number, in memory.
+// One query of some heads of a row: a key and a value lie side by side for all heads, and are fetched once for all.
+// Channels are held in N vectors; N = 0: of any number.
 template <typename Real, int N>
-static void look(const Looks<Real> &a, long b, long h, long i, Real *scores) {
+static void look(const Looks<Real> &a, long b, long first, long last, long i, Real *scores) {
     typedef typename Of<Real>::Vector Vector;
     typedef typename Of<Real>::Loose Loose;
     const int lane = lanes<Real>();
     const Real bits = Real(1.4426950408889634), none = -INFINITY;
-    const long g = h / (a.heads / a.groups);
-    const Real *q = a.q + b * a.q_step[0] + h * a.q_step[1] + i * a.q_step[2];
-    const Real *k = a.k + g * a.k_step[1], *v = a.v + g * a.v_step[1];
+    const long share = a.heads / a.groups, line = (a.keys + lane - 1) / lane * lane;
     const int64_t *held = a.held ? a.held + b * a.held_step : 0;
     const char *added = (const char *)a.added;
-    const long size = a.hides ? 1 : sizeof(Real), next = a.added_step[3] * size;
-    if (added) added += (b * a.added_step[0] + h * a.added_step[1] + i * a.added_step[2]) * size;
-    Vector asked[N ? N : 1];
-    for (int n = 0; n < N; n++) asked[n] = load(q + n * lane);
-    Real high = none;
+    const long size = a.hides ? 1 : sizeof(Real), next = a.added_step[3] * size, other = a.added_step[1] * size;
+    if (added) added += (b * a.added_step[0] + first * a.added_step[1] + i * a.added_step[2]) * size;
+    const Real *q = a.q + b * a.q_step[0] + first * a.q_step[1] + i * a.q_step[2];
     for (long j = 0; j < a.keys; j++) {
-        if (a.hides && !added[j * next]) {
-            scores[j] = none;
+        const Real *keys = a.k + (held ? held[j] : b) * a.k_step[0] + j * a.k_step[2];
+        for (long h = first; h < last; h++) {
+            Real *score = scores + (h - first) * line + j;
+            const char *extra = added + (h - first) * other + j * next;
+            if (a.hides && !*extra) {
+                *score = none;
+                continue;
+            }
+            const Real *key = keys + h / share * a.k_step[1], *asked = q + (h - first) * a.q_step[1];
+            Vector total = {};
+            for (int n = 0; n < N; n++) total += load(asked + n * lane) * load(key + n * lane);
+            Real found = N ? sum(total) : Real(0);
+            for (long d = 0; !N && d < a.dim; d++) found += asked[d] * key[d];
+            if (added && !a.hides) found += *(const Real *)extra;
+            *score = found * bits;
+        }
+    }
+    Real *y = a.y + ((b * a.queries + i) * a.heads + first) * a.value_dim;
+    memset(y, 0, (last - first) * a.value_dim * sizeof(Real));
+    for (long h = first; h < last; h++) {
+        Real *mine = scores + (h - first) * line;
+        for (long j = a.keys; j < line; j++) mine[j] = none;
+        Vector best = load(mine), mass = {};
+        for (long j = lane; j < line; j += lane) best = load(mine + j) > best ? load(mine + j) : best;
+        Real high = best[0];
+        for (int e = 1; e < lane; e++) high = best[e] > high ? best[e] : high;
+        if (!(high > none)) {  // there is nothing to see, or nothing but what is not a number
+            for (long j = 0; j < a.keys; j++) mine[j] = mine[j] == none ? Real(0) : mine[j];
             continue;
         }
-        const Real *key = k + (held ? held[j] : b) * a.k_step[0] + j * a.k_step[2];
-        Vector total = {};
-        for (int n = 0; n < N; n++) total += asked[n] * load(key + n * lane);
-        Real score = N ? sum(total) : Real(0);
-        for (long d = 0; !N && d < a.dim; d++) score += q[d] * key[d];
-        if (added && !a.hides) score += *(const Real *)(added + j * next);
-        scores[j] = score * bits;
-        high = scores[j] > high || scores[j] != scores[j] ? scores[j] : high;
+        for (long j = 0; j < line; j += lane) {
+            Vector one = power(load(mine + j) - high);
+            *(Loose *)(mine + j) = one;
+            mass += one;
+        }
+        const Real whole = 1 / sum(mass);
+        for (long j = 0; j < line; j += lane) *(Loose *)(mine + j) = load(mine + j) * whole;
     }
-    Real *y = a.y + ((b * a.queries + i) * a.heads + h) * a.value_dim;
-    memset(y, 0, a.value_dim * sizeof(Real));
-    if (high == none) return;  // there is nothing to see
-    Vector mass = {};
-    for (long j = a.keys; j % lane; j++) scores[j] = none;
-    for (long j = 0; j < a.keys; j += lane) {
-        Vector one = power(load(scores + j) - high);
-        *(Loose *)(scores + j) = one;
-        mass += one;
-    }
-    const Real whole = 1 / sum(mass);
-    Vector found[N ? N : 1] = {};
     for (long j = 0; j < a.keys; j++) {
-        const Real weight = scores[j] * whole;
-        if (weight == 0) continue;
-        const Real *value = v + (held ? held[j] : b) * a.v_step[0] + j * a.v_step[2];
-        for (int n = 0; n < N; n++) found[n] += weight * load(value + n * lane);
-        for (long d = 0; !N && d < a.value_dim; d++) y[d] += weight * value[d];
+        const Real *values = a.v + (held ? held[j] : b) * a.v_step[0] + j * a.v_step[2];
+        for (long h = first; h < last; h++) {
+            const Real weight = scores[(h - first) * line + j];
+            if (weight == 0) continue;
+            const Real *value = values + h / share * a.v_step[1];
+            Real *to = y + (h - first) * a.value_dim;
+            for (int n = 0; n < N; n++) *(Loose *)(to + n * lane) = load(to + n * lane) + weight * load(value + n * lane);
+            for (long d = 0; !N && d < a.value_dim; d++) to[d] += weight * value[d];
+        }
     }
-    for (int n = 0; n < N; n++) *(Loose *)(y + n * lane) = found[n];
 }
 
 template <typename Real> static void attend(const Looks<Real> &a) {
     const int lane = lanes<Real>();
     const long vectors = a.dim % lane || a.dim != a.value_dim ? 0 : a.dim / lane;
-    const auto one_query = vectors == 1   ? look<Real, 1>
+    const auto some_heads = vectors == 1   ? look<Real, 1>
                            : vectors == 2 ? look<Real, 2>
                            : vectors == 3 ? look<Real, 3>
                            : vectors == 4 ? look<Real, 4>
@@ -412,10 +426,13 @@ template <typename Real> static void attend(const Looks<Real> &a) {
                                           : look<Real, 0>;
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
     for (long part = 0; part < a.threads; part++) {
-        Real *scores = a.room + part * (a.keys + lanes<Real>());
-        long all = a.batch * a.heads, begin = all * part / a.threads, end = all * (part + 1) / a.threads;
-        for (long one = begin; one < end; one++)
-            for (long i = 0; i < a.queries; i++) one_query(a, one / a.heads, one % a.heads, i, scores);
+        Real *scores = a.room + part * a.heads * (a.keys + lane);
+        long all = a.batch * a.heads, end = all * (part + 1) / a.threads;
+        for (long one = all * part / a.threads, next; one < end; one = next) {
+            long b = one / a.heads, first = one % a.heads;
+            next = (b + 1) * a.heads < end ? (b + 1) * a.heads : end;
+            for (long i = 0; i < a.queries; i++) some_heads(a, b, first, next - b * a.heads, i, scores);
+        }
     }
 }
 

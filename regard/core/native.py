@@ -31,7 +31,10 @@ SMALL = 1 << 15  # multiplications, up to which one core is enough
 class Map(Structure):
     """As native.cpp has it."""
 
-    _fields_ = [(name, c_void_p) for name in ("weight", "bias", "packed", "scale", "sums")] + [("wide", c_int64), ("out", c_int64)]
+    _fields_ = [(name, c_void_p) for name in ("weight", "bias", "packed", "scale", "sums")] + [
+        ("wide", c_int64),
+        ("out", c_int64),
+    ]
 
 
 class Looks(Structure):
@@ -53,10 +56,12 @@ class Step(Structure):
     """As native.cpp has it."""
 
     _fields_ = (
-        [("looks", Looks)]
-        + [(name, POINTER(Map)) for name in ("query", "key", "value", "last")]
-        + [(name, c_void_p) for name in ("x", "asked", "found", "y", "key_slot", "value_slot", "room")]
-        + [("rows", c_int64), ("threads", c_int64), ("scale", c_double)]
+        ("looks", Looks),
+        *((name, POINTER(Map)) for name in ("query", "key", "value", "last")),
+        *((name, c_void_p) for name in ("x", "asked", "found", "y", "key_slot", "value_slot", "room")),
+        ("rows", c_int64),
+        ("threads", c_int64),
+        ("scale", c_double),
     )
 
 
@@ -177,9 +182,12 @@ def map_of(
     sums: Tensor | None = None,
 ) -> Map:
     """Of weights (out, in), contiguous; for many rows as `pack` has them, too; where they are of eight bits, with the
-    scale and the sum of each output. It points at them, so they must live as long."""
+    scale and the sum of each output."""
     out, wide = weight.shape
-    return Map(*(None if t is None else t.data_ptr() for t in (weight, bias, packed, scale, sums)), wide, out)
+    tensors = (weight, bias, packed, scale, sums)
+    made = Map(*[None if t is None else t.data_ptr() for t in tensors], wide, out)
+    made.held = tensors  # as long as it points at them
+    return made
 
 
 def room(known: Kernels, x: Tensor, wide: int) -> Tensor:
@@ -230,8 +238,8 @@ def _looks(
     batch, heads, queries, dim = q.shape
     _, groups, keys, wide = v.shape
     cores = threads(batch * heads * queries * keys * dim)
-    scores = q.new_empty(cores, keys + 64 // q.element_size())
-    steps = (0, 0, 0, 0)
+    scores = q.new_empty(cores, heads, keys + 64 // q.element_size())
+    steps: tuple[int, ...] = (0, 0, 0, 0)
     if added is not None:
         added = added.expand(batch, heads, queries, keys)
         steps = added.stride()

@@ -1,5 +1,5 @@
-"""Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and how many
-cores torch has read them depends on the processor: here every core reads its share."""
+"""Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and how
+many cores torch has read them depends on the processor: here every core reads its share."""
 
 from typing import TypeGuard
 
@@ -62,8 +62,10 @@ def maps(x: Tensor, *modules: nn.Module) -> tuple[native.Kernels, list[native.Ma
     if torch.is_grad_enabled() or not (x.shape[1] == 1 or few(x)):
         return None
     known = native.native(x)
-    made = [m.map(known, x) if hasattr(m, "map") else None for m in modules] if known else []
-    return None if known is None or None in made else (known, made)  # type: ignore[return-value]
+    if known is None:
+        return None
+    made: list = [m.map(known, x) if hasattr(m, "map") else None for m in modules]  # type: ignore[operator]
+    return None if None in made else (known, made)
 
 
 def plain(module: nn.Module) -> TypeGuard[nn.Linear]:

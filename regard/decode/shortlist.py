@@ -10,7 +10,7 @@ arXiv:1610.00072. Answers can change where a word is missing from the list; log 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ class Fewer:
     def ahead(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         return self.model.ahead(self.tokens[tokens], state, valid)
 
-    def words(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
-        known = self.model.words() if hasattr(self.model, "words") else None
+    def by_table(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+        known = self.model.by_table() if hasattr(self.model, "by_table") else None
         if known is None:
             return None
         before, table, bias = known

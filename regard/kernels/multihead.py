@@ -10,7 +10,21 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Growth, Memory, Mixer, Norm, Pattern, Place, Position, Score, UserError, part, select
+from regard.core import (
+    Context,
+    Cost,
+    Growth,
+    Memory,
+    Mixer,
+    Norm,
+    Pattern,
+    Place,
+    Position,
+    Score,
+    UserError,
+    part,
+    select,
+)
 from regard.core.native import Kernels, Map, step
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots

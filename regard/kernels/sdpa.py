@@ -1,5 +1,5 @@
-"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by a kernel of our own for a few queries,
-and by the same products one after the other for few keys."""
+"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by a kernel of our own for a few
+queries, and by the same products one after the other for few keys."""
 
 import torch
 import torch.nn.functional as F

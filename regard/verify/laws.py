@@ -91,6 +91,11 @@ class Subject:
         y, inner = self.module.step(x, state.layers, context)  # type: ignore[operator,union-attr]
         return y, State(state.lengths + context.lengths, inner)
 
+    def reorder(self, state: State, rows: Tensor) -> State:
+        if self.is_model:
+            return self.module.reorder(state, rows)  # type: ignore[operator,union-attr]
+        return State(state.lengths[rows], self.module.reorder(state.layers, rows))  # type: ignore[operator,union-attr]
+
 
 def differ(one: Tensor, two: Tensor) -> float:
     """The largest difference, relative where numbers are large; NaN counts as infinitely far."""
@@ -190,6 +195,22 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
         picked, _ = subject.step(x[rows, cut:], select(state, rows), None)
         direct = subject.whole(x[rows], None, rows_of(memory, rows))[:, cut:]
     return Finding("select", differ(picked, direct), LIMIT, "rows chosen between steps, some twice")
+
+
+def reorders(subject: Subject, batch: int = 4) -> Finding:
+    """What beam search relies on: rows change places after every position, some are doubled and some leave."""
+    begun, memory, worst = subject.inputs(batch, 3), subject.memory(batch), 0.0
+    sources = torch.arange(batch)
+    with torch.no_grad():
+        _, state = subject.step(begun, subject.start(batch, 10, memory), None)
+        for many, columns in ((6, 1), (6, 1), (5, 1), (5, 2), (4, 1), (2, 1)):
+            rows = torch.randint(len(begun), (many,))
+            sources, new = sources[rows], subject.inputs(many, columns)
+            begun = torch.cat((begun[rows], new), 1)
+            y, state = subject.step(new, subject.reorder(state, rows), None)
+            direct = subject.whole(begun, None, rows_of(memory, sources))[:, -columns:]
+            worst = max(worst, differ(y, direct))
+    return Finding("reorder", worst, LIMIT, "rows that change places after every step")
 
 
 def joins(subject: Subject, time: int = 11) -> Finding:
@@ -321,7 +342,7 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
 
 def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     """The laws that concern it, by name."""
-    stepping = {"cuts": cuts, "causal": causal, "select": selects, "join": joins, "again": again}
+    stepping = {"cuts": cuts, "causal": causal, "select": selects, "reorder": reorders, "join": joins, "again": again}
     return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
 
 

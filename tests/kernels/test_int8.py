@@ -63,7 +63,7 @@ def test_the_laws_hold(name):
         wanted = plain(**given)
         assert 0 < (model(**given) - wanted).norm() / wanted.norm() < 0.2
     subject = laws.Subject(model)
-    for law in (laws.alone, *((laws.cuts, laws.selects, laws.joins) if subject.streams else ())):
+    for law in (laws.alone, *((laws.cuts, laws.selects, laws.reorders, laws.joins) if subject.streams else ())):
         finding = law(subject)
         assert finding.holds, f"{finding.law}: {finding.worst:.2e} > {finding.limit:.0e}"
 

@@ -27,7 +27,7 @@ def broken(mixer: Mixer) -> set[str]:
     """The laws that do not hold. A crash counts: it is as loud as a difference."""
     wrong = set()
     subject = laws.Subject(mixer)
-    for law in (laws.alone, laws.cuts, laws.causal, laws.selects, laws.joins, laws.gradients):
+    for law in (laws.alone, laws.cuts, laws.causal, laws.selects, laws.reorders, laws.joins, laws.gradients):
         torch.manual_seed(0)
         try:
             holds = law(subject).holds

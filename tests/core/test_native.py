@@ -1,0 +1,212 @@
+"""Kernels of our own: the same as torch's operations, for both kinds of numbers and any number of cores."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.core import native, product
+
+KNOWN = native.kernels()
+pytestmark = pytest.mark.skipif(KNOWN is None, reason="there is no compiler")
+CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
+DTYPES = list(CLOSE)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request, monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def near(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE[found.dtype] * max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 24, 25, 61])
+@pytest.mark.parametrize(("wide", "out"), [(5, 3), (64, 37), (200, 301)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products(threads, dtype, rows, wide, out, bias):
+    x, weight = torch.randn(rows, wide, dtype=dtype), torch.randn(out, wide, dtype=dtype)
+    add = torch.randn(out, dtype=dtype) if bias else None
+    wanted = F.linear(x, weight, add)
+    near(native.apply(KNOWN, native.map_of(weight, add), x), wanted)
+    near(native.apply(KNOWN, native.map_of(weight, add, native.pack(KNOWN, weight)), x), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize(("bend", "torchs"), [
+    ("identity", lambda x: x), ("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu),
+    ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
+])  # fmt: skip
+def test_feed_forward(threads, dtype, rows, bend, torchs):
+    x, into, out = (torch.randn(*size, dtype=dtype) for size in ((rows, 20), (45, 20), (20, 45)))
+    x[0] *= 9  # far from 0, too
+    wanted = F.linear(torchs(F.linear(x, into)), out)
+    packed = [None, None] if rows < 25 else [native.pack(KNOWN, into), native.pack(KNOWN, out)]
+    found = native.mlp(KNOWN, native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1]), bend, x)
+    near(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [5, 16, 32, 48, 64, 128, 24])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("added", ["none", "mask", "bias", "head bias"])
+def test_attention(threads, monkeypatch, dtype, dim, heads, groups, added):
+    monkeypatch.setattr(native, "SMALL", 1)
+    batch, queries, keys = 3, 2, 19
+    q = torch.randn(batch, queries, heads, dim, dtype=dtype).transpose(1, 2) * dim**-0.5
+    k, v = (torch.randn(batch, keys + 1, groups, dim, dtype=dtype)[:, :keys].transpose(1, 2) for _ in range(2))
+    extra = {
+        "none": None,
+        "mask": torch.rand(batch, 1, queries, keys) > 0.4,
+        "bias": torch.randn(1, 1, 1, keys, dtype=dtype),
+        "head bias": torch.randn(batch, heads, queries, keys, dtype=dtype).masked_fill(
+            torch.rand(batch, 1, 1, keys) > 0.5, -torch.inf
+        ),
+    }[added]
+    if extra is not None:
+        extra[..., 0] = True if added == "mask" else 0.5
+    wanted = F.scaled_dot_product_attention(q, k, v, extra, scale=1.0, enable_gqa=True)
+    near(native.attend(KNOWN, q, k, v, extra).transpose(1, 2), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_that_other_rows_hold(threads, dtype):
+    q, k, v = torch.randn(4, 3, 1, 16, dtype=dtype), *(torch.randn(6, 9, 3, 16, dtype=dtype) for _ in range(2))
+    held = torch.randint(6, (4, 12))
+    own = [t[held[:, :9], torch.arange(9)].transpose(1, 2) for t in (k, v)]
+    wanted = F.scaled_dot_product_attention(q, *own, scale=1.0)
+    near(native.attend(KNOWN, q, k.transpose(1, 2), v.transpose(1, 2), None, held).transpose(1, 2), wanted)
+
+
+def test_nothing_to_see_gives_nothing():
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
+    k[:, :, 3] = torch.nan  # nobody looks
+    hidden = torch.zeros(1, 1, 1, 5, dtype=torch.bool)
+    assert torch.equal(native.attend(KNOWN, q, k, k, hidden), torch.zeros(1, 1, 2, 16))
+    hidden[..., 1] = True
+    near(native.attend(KNOWN, q, k, k, hidden).transpose(1, 2), k[:, :, 1:2])
+
+
+def test_what_is_not_a_number_stays_none():
+    q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
+    k[:, 0, 3] = torch.nan
+    found = native.attend(KNOWN, q, k, k, None)
+    assert bool(found[:, :, 0].isnan().all())
+    assert not bool(found[:, :, 1].isnan().any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 11, 12, 29])
+@pytest.mark.parametrize(("words", "many"), [(7, 7), (32, 3), (100, 10), (1000, 64)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_likeliest_words(dtype, rows, words, many, bias):
+    x, table = torch.randn(rows, 20, dtype=dtype), torch.randn(words, 20, dtype=dtype)
+    add = 3 * torch.randn(words, dtype=dtype) if bias else None
+    logs, at = native.likeliest(KNOWN, x, native.pack(KNOWN, table), add, words, many)
+    wanted = F.linear(x, table, add).log_softmax(-1).topk(many, -1)
+    near(logs, wanted.values)
+    assert torch.equal(at, wanted.indices)
+
+
+def test_scores_far_apart():
+    """Neither overflow nor loss: what is likely is likely wherever the scores lie."""
+    x, table = torch.tensor([[1.0], [-1.0]]), torch.tensor([[500.0], [-400.0], [499.0], [0.0]])
+    logs, at = native.likeliest(KNOWN, x, native.pack(KNOWN, table), None, 4, 2)
+    assert at.tolist() == [[0, 2], [1, 3]]
+    near(logs, torch.tensor([[-math.log1p(math.exp(-1)), -1 - math.log1p(math.exp(-1))], [0.0, -400.0]]))
+
+
+def test_scores_that_are_no_numbers_are_found_out():
+    table = torch.randn(50, 4)
+    logs, _ = native.likeliest(KNOWN, torch.full((2, 4), torch.nan), native.pack(KNOWN, table), None, 50, 3)
+    assert bool(logs.isnan().all())
+
+
+def test_who_is_not_served():
+    """What learns, what is recorded, other numbers, other kinds side by side."""
+    x, learns = torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)
+    assert native.native(x) is KNOWN
+    assert native.native(learns) is None
+    assert native.native(x, learns) is None
+    with torch.no_grad():
+        assert native.native(x, learns, None) is KNOWN
+    assert native.native(x, x.double()) is None
+    assert native.native(x.half()) is None
+    assert native.native(x.to("meta")) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert native.native(x) is None
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert native.native(x) is None
+
+
+def test_weights_that_change_are_seen():
+    """Packed for many rows, they follow what is done to them: in place, by learning, or by a new start."""
+    linear = torch.nn.Linear(8, 8)
+    linear.__class__ = product.Linear
+    x = torch.randn(40, 1, 8)
+
+    def fast():
+        with torch.no_grad():
+            known, (made,) = product.maps(x, linear)
+            return native.apply(known, made, x[:, 0])
+
+    near(fast(), linear(x)[:, 0].detach())
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    near(fast(), linear(x)[:, 0].detach())
+    optimiser = torch.optim.Adam(linear.parameters(), 0.1, fused=True)
+    fast()
+    linear(x).sum().backward()
+    optimiser.step()
+    near(fast(), F.linear(x, linear.weight, linear.bias)[:, 0].detach())
+
+
+CODE = "from regard.core import native; print(native.kernels() is None)"
+
+
+def told(**more):
+    done = subprocess.run([sys.executable, "-c", CODE], env=more, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr
+
+
+def test_without_a_compiler_there_are_none(tmp_path):
+    assert told(PATH=str(tmp_path), HOME=str(tmp_path)) == ("True", "")
+
+
+def test_a_compiler_that_fails_is_no_error(tmp_path):
+    bad = tmp_path / "c++"
+    bad.write_text("#!/bin/sh\nexit 1\n")
+    bad.chmod(0o755)
+    assert told(PATH=str(tmp_path), HOME=str(tmp_path)) == ("True", "")
+
+
+def test_they_can_be_left_out(tmp_path):
+    import os
+
+    assert told(PATH=os.environ["PATH"], HOME=str(tmp_path), REGARD_NATIVE="0") == ("True", "")
+
+
+def test_a_home_that_cannot_be_written_to_will_do(tmp_path):
+    import os
+
+    (tmp_path / "file").write_text("")
+    assert told(PATH=os.environ["PATH"], XDG_CACHE_HOME=str(tmp_path / "file")) == ("False", "")
+
+
+def test_what_is_compiled_stays(tmp_path):
+    import os
+
+    for _ in range(2):
+        assert told(PATH=os.environ["PATH"], XDG_CACHE_HOME=str(tmp_path)) == ("False", "")
+        assert len(list((tmp_path / "regard").iterdir())) == 1
