@@ -3,7 +3,7 @@
     python bench/train.py --write          three races, half an hour on two cores
 
 pairs    4+4 layers, width 128, hidden 256, vocabulary 10,000, 4,096 target tokens a batch: Hugging Face's Marian,
-         joeynmt, a loop around nn.Transformer
+         joeynmt by its own trainer, a loop around nn.Transformer
 text     6 layers, width 384, context 256, vocabulary 10,000: Hugging Face's GPT-2, a loop as nanoGPT's, x-transformers
 masked   an encoder of MiniLM's size (6 layers, width 384, hidden 1,536, 12 heads): Hugging Face's BERT
 
@@ -110,6 +110,48 @@ def hugging(kind: str, folder: Path, dropout: float = 0.1) -> None:
     made.save_pretrained(folder)
 
 
+def joey(folder: Path) -> Path:
+    """The same sentences, sizes and settings as a user of joeynmt has them: files and a configuration."""
+    folder.mkdir()
+    number = numbers()
+    for part in ("train", "valid"):
+        for side in ("en", "de"):
+            lines = (" ".join(line) for line in sentences(part, side))
+            (folder / f"{part}.{side}").write_text("\n".join(lines) + "\n")
+    marks = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+    words = folder / "words.txt"
+    words.write_text("\n".join([*marks.values(), *sorted(number, key=number.__getitem__)]) + "\n")
+    shared = {"level": "word", "max_length": 200, "voc_file": str(words), "lowercase": False}
+    stack = {
+        "type": "transformer", "num_layers": 4, "num_heads": 4, "hidden_size": 128, "ff_size": 256, "dropout": 0.1,
+        "layer_norm": "post", "embeddings": {"embedding_dim": 128, "scale": True, "dropout": 0.1},
+    }  # fmt: skip
+    config = {
+        "name": "multi30k", "joeynmt_version": "2.3.0", "model_dir": str(folder / "model"), "use_cuda": False,
+        "fp16": False, "random_seed": 1,
+        "data": {
+            "train": str(folder / "train"), "dev": str(folder / "valid"), "dataset_type": "plain",
+            "src": {"lang": "en", **shared}, "trg": {"lang": "de", **shared},
+            "special_symbols": {f"{name}_token": mark for name, mark in marks.items()}
+            | {f"{name}_id": i for i, name in enumerate(marks)},
+        },
+        "testing": {"beam_size": 1, "batch_size": 64, "batch_type": "sentence", "eval_metrics": ["bleu"]},
+        "training": {
+            "optimizer": "adam", "adam_betas": [0.9, 0.98], "learning_rate": 0.0001, "clip_grad_norm": 1.0,
+            "batch_size": BATCH, "batch_type": "token", "batch_multiplier": 1, "normalization": "tokens",
+            "loss": "crossentropy", "label_smoothing": 0.0, "epochs": 100, "shuffle": True,
+            "early_stopping_metric": "loss",
+        },
+        "model": {
+            "tied_embeddings": True, "tied_softmax": True, "initializer": "xavier_uniform",
+            "embed_initializer": "xavier_uniform", "bias_initializer": "zeros", "encoder": stack, "decoder": stack,
+        },
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config))  # which YAML contains
+    return path
+
+
 def limits(threads: int) -> tuple[float, float]:
     """What this machine does at the best: GFLOP/s of float32 products, GB/s of reading."""
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -140,7 +182,7 @@ def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[
         made.append(Contender("nn.Transformer", "plain.py", "nn_transformer", str(batches), *sizes, threads=threads))
         if "joeynmt" in asked:
             python = environment("joeynmt", "torch==2.13.0", "joeynmt==2.3.0", "importlib-metadata")
-            made.append(Contender("joeynmt", "joey.py", str(batches), *sizes, python=python, threads=threads))
+            made.append(Contender("joeynmt", "joey.py", str(joey(folder / "joey")), python=python, threads=threads))
     if kind == "text":
         sizes = ("384", "6", "6", "1536", str(VOCAB), "0.1")
         made.append(Contender("nanoGPT-like", "plain.py", "gpt", str(batches), *sizes, threads=threads))

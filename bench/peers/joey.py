@@ -1,63 +1,52 @@
-"""joeynmt 2.3: its model, its batch, its loss, trained by torch's Adam.
+"""joeynmt 2.3 as its own `train` does it: its data, its batches, its model, its step.
 
-joey.py BATCHES.json WIDTH HEADS DEPTH HIDDEN VOCAB DROPOUT
+joey.py CONFIG.yaml
 """
 
-import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import torch
-from joeynmt.batch import Batch
-from joeynmt.model import build_model
-from joeynmt.vocabulary import Vocabulary
+from joeynmt.config import load_config, parse_global_args, set_validation_args
+from joeynmt.prediction import prepare
+from joeynmt.training import TrainManager
 
 from worker import peak, rest, serve
 
-told = json.loads(Path(sys.argv[1]).read_text())
-width, heads, depth, hidden, vocab = map(int, sys.argv[2:7])
-drop = float(sys.argv[7])
-marks = SimpleNamespace(
-    pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>", sep_token=None, lang_tags=[],
-    pad_id=1, bos_id=2, eos_id=3, unk_id=0, sep_id=None,
+args = parse_global_args(load_config(Path(sys.argv[1])), rank=0, mode="train")
+model, data, _, _ = prepare(args, rank=0, mode="train")
+trainer = TrainManager(
+    rank=0, model=model, model_dir=args.model_dir, device=args.device, n_gpu=args.n_gpu, num_workers=args.num_workers,
+    autocast=args.autocast, seed=args.seed, train_args=args.train, dev_args=set_validation_args(args.test),
 )  # fmt: skip
-PAD, START, END = 1, 2, 3
-THEIRS = {0: PAD, 1: START, 2: END, 3: 0}  # special tokens have numbers of their own here
-words = Vocabulary([f"w{i}" for i in range(4, vocab)], marks)
-side = {
-    "type": "transformer", "num_layers": depth, "num_heads": heads, "hidden_size": width, "ff_size": hidden,
-    "dropout": drop, "layer_norm": "post", "embeddings": {"embedding_dim": width, "scale": True, "dropout": drop},
-}  # fmt: skip
-shared = {"tied_embeddings": True, "tied_softmax": True, "initializer": "xavier_uniform"}
-shared |= {"embed_initializer": "xavier_uniform", "bias_initializer": "zeros"}
-model = build_model({"encoder": dict(side), "decoder": dict(side), **shared}, words, words)
-model.loss_function = ("crossentropy", 0.0)
-optimiser = torch.optim.Adam(model.parameters(), 1e-4, (0.9, 0.98))
-at = 0
 
 
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    long = max(map(len, rows))
-    return torch.tensor([[THEIRS.get(token, token) for token in row] + [PAD] * (long - len(row)) for row in rows])
+def batches():
+    """Epoch after epoch."""
+    made = data.make_iter(
+        batch_size=args.train.batch_size, batch_type=args.train.batch_type, seed=args.seed, shuffle=True,
+        num_workers=0, device=args.device, eos_index=model.eos_index, pad_index=model.pad_index,
+    )  # fmt: skip
+    epoch = 0
+    while True:
+        data.seed = args.seed + epoch
+        made.batch_sampler.set_seed(args.seed + epoch)
+        yield from made
+        epoch += 1
+
+
+coming = batches()
 
 
 def go(steps: str) -> dict:
-    global at
-    model.train()
     tokens = 0
     for _ in range(int(steps)):
-        one = told["batches"][at % len(told["batches"])]
-        source, target = padded(one["source"]), padded([[1, *row] for row in one["target"]])
-        lengths = torch.tensor([len(row) for row in one["source"]])
-        batch = Batch(source, lengths, None, target, None, torch.arange(len(source)), torch.device("cpu"), PAD, END)
-        optimiser.zero_grad()
-        loss = model(return_type="loss", **vars(batch))[0] / batch.ntokens
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        at, tokens = at + 1, tokens + batch.ntokens
-    return {"tokens": tokens, "loss": float(loss.detach()), "peak": peak()}
+        batch = next(coming)
+        loss, _ = trainer._train_step(batch)
+        trainer.clip_grad_fun(parameters=model.parameters())
+        trainer.optimizer.step()
+        model.zero_grad()
+        tokens += batch.ntokens
+    return {"tokens": int(tokens), "loss": float(loss), "peak": peak()}
 
 
 rest()
