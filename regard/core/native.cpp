@@ -86,7 +86,7 @@ INLINE void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) 
     long k = 0;
     for (; k + lane <= in; k += lane) {
         Vector v[OUTS];
-        for (int o = 0; o < OUTS; o++) v[o] = load(w[o] + k);
+        for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in), v[o] = load(w[o] + k);
         for (int r = 0; r < R; r++) {
             Vector u = load(x + r * in + k);
             for (int o = 0; o < OUTS; o++) s[r][o] += u * v[o];
@@ -136,7 +136,7 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
         for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_setzero_si512();
     for (; k + 64 <= in; k += 64) {
         __m512i v[OUTS];
-        for (int o = 0; o < OUTS; o++) v[o] = _mm512_loadu_si512(w[o] + k);
+        for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in), v[o] = _mm512_loadu_si512(w[o] + k);
         for (int r = 0; r < R; r++) {
             __m512i u = _mm512_loadu_si512(q + r * in + k);
             for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_dpbusd_epi32(s[r][o], u, v[o]);

@@ -29,12 +29,19 @@ SMALL = 1 << 15  # multiplications, up to which one core is enough
 
 
 class Map(Structure):
-    """As native.cpp has it."""
+    """As native.cpp has it. A module may keep one; a copy of it knows nothing, and is made anew."""
 
     _fields_ = [(name, c_void_p) for name in ("weight", "bias", "packed", "scale", "sums")] + [
         ("wide", c_int64),
         ("out", c_int64),
     ]
+    held: tuple[Tensor | None, ...] = (None,)  # what it points at
+
+    def __reduce__(self) -> tuple:
+        return Map, ()
+
+    def __deepcopy__(self, memo: dict) -> Map:
+        return Map()
 
 
 class Looks(Structure):
@@ -186,7 +193,7 @@ def map_of(
     out, wide = weight.shape
     tensors = (weight, bias, packed, scale, sums)
     made = Map(*[None if t is None else t.data_ptr() for t in tensors], wide, out)
-    made.held = tensors  # as long as it points at them
+    made.held = tensors
     return made
 
 

@@ -16,6 +16,7 @@ MATRIX = 1 << 20  # weights of a map, up to which they are held once more for ma
 class Linear(nn.Linear):
     """A linear map that is fast for a few rows, too."""
 
+    near: native.Map | None = None  # where its weights lie
     packed: tuple[Tensor, int, int] | None = None  # its weights in another order, and what these were made of
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,11 +26,15 @@ class Linear(nn.Linear):
 
     def map(self, known: native.Kernels, x: Tensor) -> native.Map | None:
         """As the kernels want it for rows x (..., in); None where they cannot, or should not."""
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        assert weight is not None
         if weight.dtype != x.dtype or not weight.is_contiguous():
             return None
         if few(x):
-            return native.map_of(weight, bias)
+            known_as = self.near
+            if known_as is None or known_as.held[0] is not weight or known_as.weight != weight.data_ptr():
+                known_as = self.near = native.map_of(weight, bias)
+            return known_as
         if weight.numel() > MATRIX:
             return None
         made_of = (weight.data_ptr(), weight._version)
@@ -79,4 +84,4 @@ def for_few_rows(model: nn.Module) -> None:
         if type(module) is nn.Linear:
             module.__class__ = Linear
         if type(module) is Linear:
-            module.packed = None
+            module.near = module.packed = None

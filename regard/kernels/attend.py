@@ -52,7 +52,12 @@ class Attend(nn.Module):
 
     def near(self, x: Tensor) -> bool:
         """Whether the next query of rows x (batch, 1, width) is answered by a kernel that finds keys where they lie."""
-        return self.kernel in ("auto", "sdpa") and not self.weights.watched and sdpa.native_for(x)
+        return self.usual and sdpa.native_for(x)
+
+    @property
+    def usual(self) -> bool:
+        """Whether nobody watches, and nobody asked for a kernel in particular."""
+        return self.kernel in ("auto", "sdpa") and not self._modules["weights"].watchers  # type: ignore[union-attr]
 
     def choose(self, q: Tensor, k: Tensor, see: See, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the

@@ -233,8 +233,9 @@ class MultiHead(Mixer[Cache | Source]):
 
     def _at_once(self, x: Tensor, *modules: nn.Module) -> tuple[Kernels, list[Map]] | None:
         """A kernel that does all of a step for a few rows, and the maps that it wants, if that is possible."""
-        plain = self._plain and not (self.training and self.attend.dropout)
-        return maps(x, *modules) if plain and x.shape[1] == 1 and self.attend.near(x) else None
+        attend = self.attend
+        plain = self._plain and not (self.training and attend.dropout)
+        return maps(x, *modules) if plain and x.shape[1] == 1 and attend.usual else None
 
     def _answer(self, fast: tuple[Kernels, list], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See) -> Tensor:
         """x (batch, 1, width), after its keys and values have gone to their slot, where there are maps to them."""

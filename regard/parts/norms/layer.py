@@ -3,7 +3,7 @@
 Ba et al. 2016, arXiv:1607.06450.
 """
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
@@ -20,4 +20,5 @@ class Layer(Norm):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         inner = self.inner
-        return F.layer_norm(x, inner.normalized_shape, inner.weight, inner.bias, inner.eps)
+        weight, bias = inner._parameters["weight"], inner._parameters["bias"]  # which is faster to ask for
+        return torch.layer_norm(x, inner.normalized_shape, weight, bias, inner.eps)
