@@ -112,7 +112,7 @@ def hugging(kind: str, folder: Path, dropout: float = 0.1) -> None:
 
 def joey(folder: Path) -> Path:
     """The same sentences, sizes and settings as a user of joeynmt has them: files and a configuration."""
-    folder.mkdir()
+    (folder / "model").mkdir(parents=True)
     number = numbers()
     for part in ("train", "valid"):
         for side in ("en", "de"):
@@ -140,7 +140,7 @@ def joey(folder: Path) -> Path:
             "optimizer": "adam", "adam_betas": [0.9, 0.98], "learning_rate": 0.0001, "clip_grad_norm": 1.0,
             "batch_size": BATCH, "batch_type": "token", "batch_multiplier": 1, "normalization": "tokens",
             "loss": "crossentropy", "label_smoothing": 0.0, "epochs": 100, "shuffle": True,
-            "early_stopping_metric": "loss",
+            "early_stopping_metric": "loss", "scheduling": "warmupinversesquareroot", "learning_rate_warmup": 4000,
         },
         "model": {
             "tied_embeddings": True, "tied_softmax": True, "initializer": "xavier_uniform",
