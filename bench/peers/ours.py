@@ -2,7 +2,7 @@
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names a learning rate, a warm-up and a label smoothing, they are followed.
+Where the file names an optimiser, a learning rate, a warm-up and a label smoothing, they are followed.
 """
 
 import json
@@ -60,7 +60,8 @@ class Masked:
 model = restore(folder)
 objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.0))
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
-settings = Settings(lr=told.get("lr", 1e-4), optimiser="adamw", schedule="constant", warmup=0, clip=clip, eps=1e-8)
+by = told.get("optimiser", "adamw")
+settings = Settings(lr=told.get("lr", 1e-4), optimiser=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
 learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
 
 

@@ -85,6 +85,8 @@ def foreign() -> nn.Module:
 
 
 model = {"nn_transformer": Seq2seq, "gpt": Gpt, "x_transformers": foreign}[which]()
+if which != "x_transformers":  # as nanoGPT does; torch's own tables make the first scores so large that all is slow
+    nn.init.normal_(model.table.weight, std=0.02)
 optimiser = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
 at = 0
 

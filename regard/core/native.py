@@ -120,8 +120,9 @@ def kernels() -> Kernels | None:
 
 def _compiled(command: list[str]) -> Path:
     """The library that a command makes, as long as source, compiler and processor are these."""
-    version = subprocess.run([command[0], "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
-    made_of = (SOURCE.read_bytes(), " ".join(command).encode(), version, _processor().encode())
+    program = Path(command[0]).resolve()
+    version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
+    made_of = (SOURCE.read_bytes(), *(text.encode() for text in (" ".join(command), version, _processor())))
     name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
     folder = _folder()
     path = folder / name
@@ -145,12 +146,12 @@ def _folder() -> Path:
             return home
     except OSError:
         pass
-    return _own_folder()
+    return Path(_own_folder().name)
 
 
 @functools.cache
-def _own_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="regard-"))  # of this process
+def _own_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="regard-")  # as long as this process lives
 
 
 def _processor() -> str:
@@ -159,7 +160,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return " ".join(line for line in lines if line.startswith(("model name", "flags", "Features")))[:20_000]
+    return " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
 def native(first: Tensor, *others: Tensor | None) -> Kernels | None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from regard.core.native import kernels
 from regard.machine import Fork
 
 Job = TypeVar("Job")
@@ -43,6 +44,7 @@ def _by_threads(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> 
 
 def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> Iterator[tuple[Job, Done]]:
     helpers: list[Fork] = []
+    kernels()  # which all of them have then
     try:
         for _ in range(many):
             helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding (with --threads 1, none does)"))

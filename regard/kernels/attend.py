@@ -50,10 +50,6 @@ class Attend(nn.Module):
         how = {"sdpa": sdpa, "blocks": blocks, "flex": flex}[kernel]
         return how.attend(q, k, v, see, position, plain, drop)
 
-    def near(self, x: Tensor) -> bool:
-        """Whether the next query of rows x (batch, 1, width) is answered by a kernel that finds keys where they lie."""
-        return self.usual and sdpa.native_for(x)
-
     @property
     def usual(self) -> bool:
         """Whether nobody watches, and nobody asked for a kernel in particular."""

@@ -32,6 +32,7 @@ from regard.core.product import flat, maps
 
 from .attend import Attend
 from .cache import Cache, Source, shared, write
+from .sdpa import native_for
 from .see import See
 from .segments import pieces
 
@@ -247,15 +248,19 @@ class MultiHead(Mixer[Cache | Source]):
         return step(fast[0], flat(x), fast[1], k, v, slot, self.score.factor, added, see.held, queries)[:, None]
 
     def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
-        return state.reorder(rows) if isinstance(state, Cache) else select(state, rows)
+        return state.reorder(rows) if isinstance(state, Cache) and self._finds else select(state, rows)
+
+    @property
+    def _finds(self) -> bool:
+        """Whether a kernel of our own may look, which finds keys that other rows hold."""
+        return self.score.is_dot and not self.position.acts("read") and self.attend.usual
 
     def _reaches(self, x: Tensor, context: Context) -> bool:
         """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
         write to one slot, which nobody wants any more."""
-        if x.shape[1] > 1 or context.valid is not None or self.position.acts("read") or not self.score.is_dot:
+        if x.shape[1] > 1 or context.valid is not None or not self._finds or not native_for(x):
             return False
-        even = context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
-        return even and self.attend.near(x)
+        return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
 
     def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, See]:
         """The slots that this step's keys go to, what is then in which slot, and what can be seen."""

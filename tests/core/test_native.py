@@ -1,6 +1,10 @@
 """Kernels of our own: the same as torch's operations, for both kinds of numbers and any number of cores."""
 
+import ctypes
 import math
+import os
+import platform
+import shutil
 import subprocess
 import sys
 
@@ -8,12 +12,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard import build
 from regard.core import native, product
+from regard.verify import laws
 
 KNOWN = native.kernels()
+COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
 pytestmark = pytest.mark.skipif(KNOWN is None, reason="there is no compiler")
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
 DTYPES = list(CLOSE)
+OTHERS = ["-march=x86-64", "-march=haswell"]  # what the same source becomes for processors with shorter vectors
+
+
+@pytest.fixture(params=["this machine", *OTHERS], scope="module")
+def known(request):
+    if request.param == "this machine":
+        return KNOWN
+    if platform.machine() != "x86_64" or "avx2" not in native._processor():
+        pytest.skip("made for other processors")
+    return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
 
 
 @pytest.fixture(params=[1, 2])
@@ -32,12 +49,12 @@ def near(found, wanted):
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 24, 25, 61])
 @pytest.mark.parametrize(("wide", "out"), [(5, 3), (64, 37), (200, 301)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products(threads, dtype, rows, wide, out, bias):
+def test_products(threads, dtype, rows, wide, out, bias, known):
     x, weight = torch.randn(rows, wide, dtype=dtype), torch.randn(out, wide, dtype=dtype)
     add = torch.randn(out, dtype=dtype) if bias else None
     wanted = F.linear(x, weight, add)
-    near(native.apply(KNOWN, native.map_of(weight, add), x), wanted)
-    near(native.apply(KNOWN, native.map_of(weight, add, native.pack(KNOWN, weight)), x), wanted)
+    near(native.apply(known, native.map_of(weight, add), x), wanted)
+    near(native.apply(known, native.map_of(weight, add, native.pack(known, weight)), x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,12 +63,12 @@ def test_products(threads, dtype, rows, wide, out, bias):
     ("identity", lambda x: x), ("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu),
     ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
 ])  # fmt: skip
-def test_feed_forward(threads, dtype, rows, bend, torchs):
+def test_feed_forward(threads, dtype, rows, bend, torchs, known):
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((rows, 20), (45, 20), (20, 45)))
     x[0] *= 9  # far from 0, too
     wanted = F.linear(torchs(F.linear(x, into)), out)
-    packed = [None, None] if rows < 25 else [native.pack(KNOWN, into), native.pack(KNOWN, out)]
-    found = native.mlp(KNOWN, native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1]), bend, x)
+    packed = [None, None] if rows < 25 else [native.pack(known, into), native.pack(known, out)]
+    found = native.mlp(known, native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1]), bend, x)
     near(found, wanted)
 
 
@@ -59,7 +76,7 @@ def test_feed_forward(threads, dtype, rows, bend, torchs):
 @pytest.mark.parametrize("dim", [5, 16, 32, 48, 64, 128, 24])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
 @pytest.mark.parametrize("added", ["none", "mask", "bias", "head bias"])
-def test_attention(threads, monkeypatch, dtype, dim, heads, groups, added):
+def test_attention(threads, monkeypatch, dtype, dim, heads, groups, added, known):
     monkeypatch.setattr(native, "SMALL", 1)
     batch, queries, keys = 3, 2, 19
     q = torch.randn(batch, queries, heads, dim, dtype=dtype).transpose(1, 2) * dim**-0.5
@@ -75,31 +92,31 @@ def test_attention(threads, monkeypatch, dtype, dim, heads, groups, added):
     if extra is not None:
         extra[..., 0] = True if added == "mask" else 0.5
     wanted = F.scaled_dot_product_attention(q, k, v, extra, scale=1.0, enable_gqa=True)
-    near(native.attend(KNOWN, q, k, v, extra).transpose(1, 2), wanted)
+    near(native.attend(known, q, k, v, extra).transpose(1, 2), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_keys_that_other_rows_hold(threads, dtype):
+def test_keys_that_other_rows_hold(threads, dtype, known):
     q, k, v = torch.randn(4, 3, 1, 16, dtype=dtype), *(torch.randn(6, 9, 3, 16, dtype=dtype) for _ in range(2))
     held = torch.randint(6, (4, 12))
     own = [t[held[:, :9], torch.arange(9)].transpose(1, 2) for t in (k, v)]
     wanted = F.scaled_dot_product_attention(q, *own, scale=1.0)
-    near(native.attend(KNOWN, q, k.transpose(1, 2), v.transpose(1, 2), None, held).transpose(1, 2), wanted)
+    near(native.attend(known, q, k.transpose(1, 2), v.transpose(1, 2), None, held).transpose(1, 2), wanted)
 
 
-def test_nothing_to_see_gives_nothing():
+def test_nothing_to_see_gives_nothing(known):
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
     k[:, :, 3] = torch.nan  # nobody looks
     hidden = torch.zeros(1, 1, 1, 5, dtype=torch.bool)
-    assert torch.equal(native.attend(KNOWN, q, k, k, hidden), torch.zeros(1, 1, 2, 16))
+    assert torch.equal(native.attend(known, q, k, k, hidden), torch.zeros(1, 1, 2, 16))
     hidden[..., 1] = True
-    near(native.attend(KNOWN, q, k, k, hidden).transpose(1, 2), k[:, :, 1:2])
+    near(native.attend(known, q, k, k, hidden).transpose(1, 2), k[:, :, 1:2])
 
 
-def test_what_is_not_a_number_stays_none():
+def test_what_is_not_a_number_stays_none(known):
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
     k[:, 0, 3] = torch.nan
-    found = native.attend(KNOWN, q, k, k, None)
+    found = native.attend(known, q, k, k, None)
     assert bool(found[:, :, 0].isnan().all())
     assert not bool(found[:, :, 1].isnan().any())
 
@@ -108,26 +125,26 @@ def test_what_is_not_a_number_stays_none():
 @pytest.mark.parametrize("rows", [1, 11, 12, 29])
 @pytest.mark.parametrize(("words", "many"), [(7, 7), (32, 3), (100, 10), (1000, 64)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_likeliest_words(dtype, rows, words, many, bias):
+def test_likeliest_words(dtype, rows, words, many, bias, known):
     x, table = torch.randn(rows, 20, dtype=dtype), torch.randn(words, 20, dtype=dtype)
     add = 3 * torch.randn(words, dtype=dtype) if bias else None
-    logs, at = native.likeliest(KNOWN, x, native.pack(KNOWN, table), add, words, many)
+    logs, at = native.likeliest(known, x, native.pack(known, table), add, words, many)
     wanted = F.linear(x, table, add).log_softmax(-1).topk(many, -1)
     near(logs, wanted.values)
     assert torch.equal(at, wanted.indices)
 
 
-def test_scores_far_apart():
+def test_scores_far_apart(known):
     """Neither overflow nor loss: what is likely is likely wherever the scores lie."""
     x, table = torch.tensor([[1.0], [-1.0]]), torch.tensor([[500.0], [-400.0], [499.0], [0.0]])
-    logs, at = native.likeliest(KNOWN, x, native.pack(KNOWN, table), None, 4, 2)
+    logs, at = native.likeliest(known, x, native.pack(known, table), None, 4, 2)
     assert at.tolist() == [[0, 2], [1, 3]]
     near(logs, torch.tensor([[-math.log1p(math.exp(-1)), -1 - math.log1p(math.exp(-1))], [0.0, -400.0]]))
 
 
-def test_scores_that_are_no_numbers_are_found_out():
+def test_scores_that_are_no_numbers_are_found_out(known):
     table = torch.randn(50, 4)
-    logs, _ = native.likeliest(KNOWN, torch.full((2, 4), torch.nan), native.pack(KNOWN, table), None, 50, 3)
+    logs, _ = native.likeliest(known, torch.full((2, 4), torch.nan), native.pack(known, table), None, 50, 3)
     assert bool(logs.isnan().all())
 
 
@@ -172,6 +189,15 @@ def test_weights_that_change_are_seen():
     near(fast(), F.linear(x, linear.weight, linear.bias)[:, 0].detach())
 
 
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama", "t5", "alibi"])
+def test_the_laws_hold_without_them(name, monkeypatch):
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    assert native.native(torch.randn(2)) is None
+    torch.manual_seed(1)
+    for finding in laws.check(build(name, size="tiny", vocab=61).eval()):
+        assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
+
+
 CODE = "from regard.core import native; print(native.kernels() is None)"
 
 
@@ -192,21 +218,15 @@ def test_a_compiler_that_fails_is_no_error(tmp_path):
 
 
 def test_they_can_be_left_out(tmp_path):
-    import os
-
     assert told(PATH=os.environ["PATH"], HOME=str(tmp_path), REGARD_NATIVE="0") == ("True", "")
 
 
 def test_a_home_that_cannot_be_written_to_will_do(tmp_path):
-    import os
-
     (tmp_path / "file").write_text("")
     assert told(PATH=os.environ["PATH"], XDG_CACHE_HOME=str(tmp_path / "file")) == ("False", "")
 
 
 def test_what_is_compiled_stays(tmp_path):
-    import os
-
     for _ in range(2):
         assert told(PATH=os.environ["PATH"], XDG_CACHE_HOME=str(tmp_path)) == ("False", "")
         assert len(list((tmp_path / "regard").iterdir())) == 1
