@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .errors import UserError
+from .learn import drop
+from .native import able
 
 STEPS = 1 << 16  # 16 random bits decide, four times in one draw
 
@@ -26,7 +28,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        return _Dropped.apply(x, None, self._dropped) if self._by_hand(x) else F.dropout(x, self.rate)
+        return self._drop(x, None) if self._by_hand(x) else F.dropout(x, self.rate)
 
     def add(self, stream: Tensor, x: Tensor) -> Tensor:
         """stream + y, in one go."""
@@ -34,7 +36,13 @@ class Dropout(nn.Module):
             return stream + x
         if not self._by_hand(x) or stream.dtype != x.dtype or stream.shape != x.shape:
             return stream + self(x)
-        return _Dropped.apply(x, stream, self._dropped)
+        return self._drop(x, stream)
+
+    def _drop(self, x: Tensor, stream: Tensor | None) -> Tensor:
+        known = able(x, stream)
+        if known is None:
+            return _Dropped.apply(x, stream, self._dropped)
+        return drop(known, x, stream, self._dropped, STEPS / (STEPS - self._dropped))
 
     def _by_hand(self, x: Tensor) -> bool:
         return self.training and 0 < self.rate < 1 and x.device.type == "cpu" and not torch.compiler.is_compiling()

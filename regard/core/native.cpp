@@ -3,101 +3,33 @@
 // Compiled when first wanted and called by core/native.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "native.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define BYTES 64  // of a vector; where the processor's are shorter, the compiler uses several
-
-#if defined(__AVX512F__)
-#include <immintrin.h>
-enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the weights of a product
-#else
-enum { ROWS = 3, WIDE = 2 };
-#endif
-enum { PANEL = 2, OUTS = 4, KEEP = 64 };  // vectors of words, outputs of a product at a time; most words that are kept
-
-template <typename Real> struct Of;
-template <> struct Of<float> {
-    typedef float Vector __attribute__((vector_size(BYTES)));
-    typedef float Loose __attribute__((vector_size(BYTES), aligned(4), may_alias));
-    typedef int32_t Mask __attribute__((vector_size(BYTES)));
-};
-template <> struct Of<double> {
-    typedef double Vector __attribute__((vector_size(BYTES)));
-    typedef double Loose __attribute__((vector_size(BYTES), aligned(8), may_alias));
-    typedef int64_t Mask __attribute__((vector_size(BYTES)));
-};
-template <typename Real> constexpr int lanes() { return BYTES / sizeof(Real); }
-
-template <typename Real> INLINE typename Of<Real>::Vector load(const Real *from) {
-    return *(const typename Of<Real>::Loose *)from;
-}
-
-template <int bytes, typename Real> INLINE Real halves(const Real *v) {  // their sum, half on half
-    if constexpr (bytes == sizeof(Real)) {
-        return *v;
-    } else {
-        typedef Real Half __attribute__((vector_size(bytes / 2), aligned(sizeof(Real)), may_alias));
-        Half both = *(const Half *)v + *(const Half *)(v + bytes / 2 / sizeof(Real));
-        return halves<bytes / 2>((const Real *)&both);
-    }
-}
-template <typename Vector> INLINE auto sum(Vector v) { return halves<BYTES>((decltype(+v[0]) *)&v); }
-
-template <typename Mask> INLINE bool any(Mask v) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi64_mask((__m512i)v, (__m512i)v) != 0;
-#else
-    uint64_t words[BYTES / 8], found = 0;
-    memcpy(words, &v, BYTES);
-    for (uint64_t word : words) found |= word;
-    return found != 0;
-#endif
-}
-
-// 2^x for x <= 0, to the last bits of a float: a whole power by its exponent, the rest by a polynomial.
-INLINE Of<float>::Vector power(Of<float>::Vector x) {
-    const float round = 12582912.f;  // 1.5 * 2^23: to add it leaves no room for fractions
-    x = x < -126.f ? Of<float>::Vector{} - 126.f : x;
-    Of<float>::Vector whole = x + round, f = x - (whole - round);
-    Of<float>::Mask n = ((Of<float>::Mask)whole - 0x4B400000) << 23;
-    Of<float>::Vector y = f * 1.5403530e-4f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.f;
-    y = (Of<float>::Vector)((Of<float>::Mask)y + n);
-    return x > -126.f ? y : x == x ? Of<float>::Vector{} : x;
-}
-INLINE Of<double>::Vector power(Of<double>::Vector x) {
-    for (int i = 0; i < lanes<double>(); i++) x[i] = exp2(x[i]);
-    return x;
-}
-
-// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them.
-template <typename Real, int R>
-INLINE void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) {
+// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those behind are fetched when FIRST.
+enum { LINE = 64 };  // bytes that are fetched at once
+template <typename Real, int R, bool FIRST>
+static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) {
     typedef typename Of<Real>::Vector Vector;
-    const int lane = lanes<Real>();
+    const int lane = lanes<Real>(), line = LINE / sizeof(Real);
     Vector s[R][OUTS] = {};
     long k = 0;
-    for (; k + lane <= in; k += lane) {
-        Vector v[OUTS];
-        for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in), v[o] = load(w[o] + k);
-        for (int r = 0; r < R; r++) {
-            Vector u = load(x + r * in + k);
-            for (int o = 0; o < OUTS; o++) s[r][o] += u * v[o];
+    for (; k + line <= in; k += line) {
+        for (int o = 0; FIRST && o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in);
+#pragma GCC unroll 2
+        for (int i = 0; i < line; i += lane) {
+            Vector u[R];
+            for (int r = 0; r < R; r++) u[r] = load(x + r * in + k + i);
+            for (int o = 0; o < OUTS; o++) {
+                Vector v = load(w[o] + k + i);
+                for (int r = 0; r < R; r++) s[r][o] += u[r] * v;
+            }
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int o = 0; o < OUTS; o++) {
-            Real total = sum(s[r][o]);
-            for (long i = k; i < in; i++) total += x[r * in + i] * w[o][i];
-            y[r][o] = total;
-        }
+    for (int r = 0; r < R; r++) {
+        sums(s[r], y[r]);
+        for (long i = k; i < in; i++)
+            for (int o = 0; o < OUTS; o++) y[r][o] += x[r * in + i] * w[o][i];
+    }
 }
 
 template <typename Real>
@@ -113,9 +45,9 @@ static void linear(const Real *x, const Real *weight, const Real *bias, Real *y,
             Real found[WIDE][OUTS];
             int some = rows - r >= WIDE ? WIDE : 1;
             if (some == WIDE)
-                dots<Real, WIDE>(x + r * in, w, in, found);
+                (r ? dots<Real, WIDE, false> : dots<Real, WIDE, true>)(x + r * in, w, in, found);
             else
-                dots<Real, 1>(x + r * in, w, in, found);
+                (r ? dots<Real, 1, false> : dots<Real, 1, true>)(x + r * in, w, in, found);
             for (int i = 0; i < some; i++)
                 for (long o = 0; o < many; o++)
                     y[(r + i) * step + begin + o] = found[i][o] + (bias ? bias[begin + o] : Real(0));
@@ -144,6 +76,26 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
     }
     for (int r = 0; r < R; r++)
         for (int o = 0; o < OUTS; o++) y[r][o] = _mm512_reduce_add_epi32(s[r][o]);
+#elif defined(__AVX2__)
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i s[R][OUTS];
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) s[r][o] = _mm256_setzero_si256();
+    for (; k + 32 <= in; k += 32)
+        for (int o = 0; o < OUTS; o++) {
+            __builtin_prefetch(w[o] + k + OUTS * in);
+            __m256i v = _mm256_loadu_si256((const __m256i *)(w[o] + k));
+            for (int r = 0; r < R; r++) {  // pairs fit into sixteen bits, since q has seven
+                __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i *)(q + r * in + k)), v);
+                s[r][o] = _mm256_add_epi32(s[r][o], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < OUTS; o++) {
+            int32_t part[8];
+            _mm256_storeu_si256((__m256i *)part, s[r][o]);
+            for (int32_t one : part) y[r][o] += one;
+        }
 #endif
     for (int r = 0; r < R; r++)
         for (int o = 0; o < OUTS; o++) {
@@ -284,56 +236,12 @@ static void apply(const Map &map, const Real *x, Real *y, long step, long rows, 
         linear(x, (const Real *)map.weight, (const Real *)map.bias, y, step, rows, map.in, map.out, threads);
 }
 
-// The bends of feed-forwards, by the numbers that core/native.py gives them.
-template <typename Real> INLINE Real bend(Real x, int how) {
-    switch (how) {
-    case 1: return x > 0 ? x : x != x ? x : Real(0);  // relu
-    case 2: return Real(0.5) * x * (1 + Real(erf(x * Real(0.7071067811865476))));  // gelu
-    case 3: return Real(0.5) * x * (1 + Real(tanh(Real(0.7978845608028654) * (x + Real(0.044715) * x * x * x))));
-    case 4: return x / (1 + Real(exp(-x)));  // silu
-    default: return x;
-    }
-}
-
-// The same for a vector: exponentials of what is not above 0 alone, erf by Abramowitz and Stegun 7.1.26.
-INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
-    typedef Of<float>::Vector Vector;
-    const float bits = 1.44269504f;
-    const Vector zero = {};
-    if (how == 3) {
-        Vector u = 0.7978845608f * (x + 0.044715f * x * x * x), size = u < 0 ? -u : u, e = power(-2 * bits * size);
-        Vector bent = (1 - e) / (1 + e);
-        return 0.5f * x * (1 + (u < 0 ? -bent : bent));
-    }
-    if (how == 2) {
-        Vector z = x * 0.70710678f, size = z < 0 ? -z : z, t = 1 / (1 + 0.3275911f * size);
-        Vector y = t * 1.061405429f - 1.453152027f;
-        y = y * t + 1.421413741f;
-        y = y * t - 0.284496736f;
-        y = (y * t + 0.254829592f) * t * power(-bits * size * size);  // 1 - erf |z|
-        return 0.5f * x * (z < 0 ? y : 2 - y);
-    }
-    if (how == 4) {
-        Vector e = power(-bits * (x < 0 ? -x : x));
-        return x / (1 + e) * (x < 0 ? e : zero + 1);
-    }
-    return how == 1 ? (x < 0 ? zero : x) : x;
-}
-INLINE void bends(float *x, long many, int how) {
-    long i = 0;
-    for (; i + lanes<float>() <= many; i += lanes<float>()) *(Of<float>::Loose *)(x + i) = bend(load(x + i), how);
-    for (; i < many; i++) x[i] = bend(x[i], how);
-}
-INLINE void bends(double *x, long many, int how) {
-    for (long i = 0; i < many; i++) x[i] = bend(x[i], how);
-}
-
 // y = W_2 bend(W_1 x)
 template <typename Real>
 static void mlp(const Map &into, const Map &out, int how, const Real *x, Real *y, Real *hidden, char *room, long rows,
                 int threads) {
     apply(into, x, hidden, into.out, rows, room, threads);
-    bends(hidden, rows * into.out, how);
+    bends(hidden, hidden, rows * into.out, how);
     apply(out, hidden, y, out.out, rows, room, threads);
 }
 

@@ -1,5 +1,6 @@
-"""Kernels in the processor's own language: native.cpp, compiled once for this machine by the compiler that is there, in
-a few seconds, when a model first decodes. Where there is none, or REGARD_NATIVE is 0, torch's operations do the same.
+"""Kernels in the processor's own language: native.cpp for decoding and learn.cpp for learning, compiled once for this
+machine by the compiler that is there, in some seconds, when first wanted. Where there is none, or REGARD_NATIVE is 0,
+torch's operations do the same. Here is how they are made, and those for decoding; the others are in learn.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp")]
+HEADER = Path(__file__).with_name("native.h")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 MACHINE = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
@@ -81,6 +83,14 @@ TAKES = {
     "pack": [*_POINTERS * 2, *_SIZES * 2],
     "likeliest": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
+    # for learning
+    "see": _POINTERS,
+    "unsee": _POINTERS,
+    "room": _POINTERS,
+    "bend": [*_POINTERS * 2, c_long, c_int, c_int],
+    "unbend": [*_POINTERS * 3, c_long, c_int, c_int],
+    "drop": [*_POINTERS * 3, c_long, c_int, c_double, c_uint64, c_int],
+    "powers": [*_POINTERS * 6, *_SIZES * 2, c_int],
 }
 
 
@@ -94,7 +104,7 @@ class Kernels:
         for name, takes in TAKES.items():
             for dtype, kind in KINDS.items():
                 function = getattr(library, f"{name}_{kind}")
-                function.argtypes, function.restype = takes, c_long if name == "row" else None
+                function.argtypes, function.restype = takes, c_long if name in ("row", "room") else None
                 self.named[name, dtype] = function
         self.state = {dtype: self.named["row", dtype]() for dtype in KINDS}
 
@@ -122,7 +132,7 @@ def _compiled(command: list[str]) -> Path:
     """The library that a command makes, as long as source, compiler and processor are these."""
     program = Path(command[0]).resolve()
     version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
-    made_of = (SOURCE.read_bytes(), *(text.encode() for text in (" ".join(command), version, _processor())))
+    made_of = (*(path.read_bytes() for path in (*SOURCES, HEADER)), *(text.encode() for text in (" ".join(command), version, _processor())))
     name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
     folder = _folder()
     path = folder / name
@@ -130,7 +140,7 @@ def _compiled(command: list[str]) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             new = Path(beside) / name
             subprocess.run(
-                [*command, str(SOURCE), "-o", str(new)], check=True, timeout=SECONDS, stdin=subprocess.DEVNULL,
+                [*command, *map(str, SOURCES), "-o", str(new)], check=True, timeout=SECONDS, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             new.replace(path)
@@ -166,11 +176,22 @@ def _processor() -> str:
 def native(first: Tensor, *others: Tensor | None) -> Kernels | None:
     """The kernels, if they can take such tensors: numbers of one kind on a processor, nothing to learn, and nobody who
     watches or records single operations."""
-    dtype, learns = first.dtype, torch.is_grad_enabled()
-    if dtype not in KINDS or not first.is_cpu or (learns and first.requires_grad):
+    if torch.is_grad_enabled():
+        if first.requires_grad:
+            return None
+        for other in others:
+            if other is not None and other.requires_grad:
+                return None
+    return able(first, *others)
+
+
+def able(first: Tensor, *others: Tensor | None) -> Kernels | None:
+    """The same, whether they learn or not."""
+    dtype = first.dtype
+    if dtype not in KINDS or not first.is_cpu:
         return None
     for other in others:
-        if other is not None and (other.dtype != dtype or (learns and other.requires_grad)):
+        if other is not None and other.dtype != dtype:
             return None
     if _watched() or torch._C._get_tracing_state() is not None or torch.is_autocast_enabled("cpu"):
         return None

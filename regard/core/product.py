@@ -73,6 +73,20 @@ def maps(x: Tensor, *modules: nn.Module) -> tuple[native.Kernels, list[native.Ma
     return None if None in made else (known, made)
 
 
+def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
+    """The kernels for learning, if they can do what these modules do to x: linear maps, which nobody watches."""
+    if not torch.is_grad_enabled():
+        return None
+    for module in modules:
+        if not plain(module) or module._forward_hooks or module._forward_pre_hooks:
+            return None
+    known = native.able(x, *(m.weight for m in modules), *(m.bias for m in modules))  # type: ignore[arg-type]
+    if known is not None:
+        for module in modules:
+            module.packed = None  # as in Linear.forward
+    return known
+
+
 def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is a linear map and nothing more."""
     return type(module) in (nn.Linear, Linear)

@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from regard.core import learn, native
+
 ROWS = 256
 BITS = 1 / math.log(2)  # of one e-fold
 
@@ -35,16 +37,10 @@ class _Fused(torch.autograd.Function):
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         room = x.new_empty(min(ROWS, x.shape[0]), vocab)
-        added = None if bias is None else bias * BITS
         for begin in range(0, x.shape[0], ROWS):
             some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
             logits = torch.mm(some * BITS, table.T, out=room[: len(some)])
-            if added is not None:
-                logits += added
-            right = logits.gather(1, goal)
-            top = logits.amax(1, keepdim=True)
-            e = logits.sub_(top).exp2_()
-            mass = e.sum(1, keepdim=True)
+            e, top, mass, right = _powers(logits, bias, goal)
             nll += (top + mass.log2() - right).sum()
             rights += right.sum()
             if dx is not None:
@@ -71,6 +67,19 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, up: Tensor, _: Tensor):  # type: ignore[override]
         return *(None if g is None else g * up for g in ctx.saved_tensors), None, None
+
+
+def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """e, in place of the logits, the largest logit, m, and the logit of the goal (rows, 1)."""
+    known = native.able(logits, bias)
+    if known is not None:
+        return logits, *learn.powers(known, logits, bias, goal.contiguous())
+    if bias is not None:
+        logits += bias * BITS
+    right = logits.gather(1, goal)
+    top = logits.amax(1, keepdim=True)
+    e = logits.sub_(top).exp2_()
+    return e, top, e.sum(1, keepdim=True), right
 
 
 def cross_entropy(

@@ -1,11 +1,11 @@
-"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by a kernel of our own for a few
-queries, and by the same products one after the other for few keys."""
+"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by kernels of our own for a few queries
+and for learning, and by the same products one after the other for few keys."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import Position
+from regard.core import Position, learn
 from regard.core import native as kernels
 
 from .see import See
@@ -26,6 +26,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
         assert known is not None
         added = see.added(heads, bias, q.dtype)
         return kernels.attend(known, *map(_side_by_side, (q, k, v)), added, see.held).transpose(1, 2)
+    if not drop and _learns(q, k, v) and (known := _kernels_to_learn(q, k, v, bias)):
+        added = None if see.causal_only and bias is None else see.added(heads, bias, q.dtype)
+        return learn.attend(known, *map(_side_by_side, (q, k, v)), added, see.causal_only).transpose(1, 2)
     how = None if drop or grouped else _by_hand(q, k, v)
     if bias is None and see.causal_only:
         if how:
@@ -51,6 +54,17 @@ def native_for(*tensors: Tensor) -> bool:
     return kernels.native(*tensors) is not None
 
 
+def _kernels_to_learn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> kernels.Kernels | None:
+    """Those that can: they know values as wide as keys alone, and no way back to a bias."""
+    if q.shape[3] != v.shape[3] or len(q) != len(k) or (bias is not None and bias.requires_grad):
+        return None
+    return kernels.able(q, k, v)
+
+
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def _side_by_side(tensor: Tensor) -> Tensor:
     """With its channels."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
@@ -61,7 +75,7 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor):
     if q.device.type != "cpu" or torch.is_autocast_enabled("cpu") or q.dtype.itemsize <= 2:
         return None  # in half precision, products one after the other lose more than the fused kernel does
     queries, keys = q.shape[2], k.shape[2]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+    if _learns(q, k, v):
         return _products if keys <= SHORT else None
     return _products if queries > 1 and keys <= LOOK and k.is_contiguous() and v.is_contiguous() else None
 

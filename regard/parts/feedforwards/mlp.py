@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
+from regard.core import Context, Cost, Dropout, Norm, Pointwise, learn, part
 from regard.core.native import BENDS, mlp
-from regard.core.product import flat, maps
+from regard.core.product import flat, learns, maps
 from regard.kernels.activation import activation as bend
 
 
@@ -41,8 +41,12 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self.activation in BENDS and not self.training and self.norm.idle and (fast := maps(x, self.into, self.out)):
-            return mlp(fast[0], *fast[1], self.activation, flat(x)).view(x.shape)
+        if self.activation in BENDS and self.norm.idle and not (self.training and self.drop.rate):
+            if fast := maps(x, self.into, self.out):
+                return mlp(fast[0], *fast[1], self.activation, flat(x)).view(x.shape)
+            if known := learns(x, self.into, self.out):
+                into, out = self.into, self.out
+                return learn.mlp(known, x, into.weight, into.bias, self.activation, out.weight, out.bias)
         return self.out(self.norm(self.drop(self.bend(self.into(x))), context.valid))
 
     def cost(self, length: int, past: int = 0) -> Cost:

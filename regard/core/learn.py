@@ -1,0 +1,160 @@
+"""Learning on a processor with kernels of our own, learn.cpp: the same as torch's operations and their gradients, with
+less memory to write and to read again.
+
+Attention keeps no weights, feed-forwards keep one vector of hidden channels and not two, and dropout keeps a number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import native
+from .native import BENDS, Kernels
+
+
+class Seen(Structure):
+    """As learn.cpp has it."""
+
+    _fields_ = (
+        [(name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")]
+        + [
+            (name, c_int64)
+            for name in ("batch", "heads", "groups", "queries", "keys", "dim", "causal", "hides", "room_step", "threads")
+        ]
+        + [(name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")]
+        + [("added_step", c_int64 * 4)]
+    )
+
+
+def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool = False) -> Tensor:
+    """As native.attend has it, for any number of queries; causal: the i-th query looks at the first i keys besides its
+    own. Nothing is learned of what is added."""
+    return _Attend.apply(known, q, k, v, added, causal)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool):  # type: ignore[override]
+        batch, heads, queries, dim = q.shape
+        y, mass = q.new_empty(batch, queries, heads, dim), q.new_empty(batch, heads, queries)
+        ctx.known, ctx.causal = known, causal
+        ctx.save_for_backward(q, k, v, added, y, mass)
+        _see("see", known, q, k, v, added, causal, y=y, mass=mass)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        q, k, v, added, y, mass = ctx.saved_tensors
+        dq = torch.empty_like(y)
+        dk, dv = (q.new_empty(k.shape[0], k.shape[2], k.shape[1], k.shape[3]) for _ in range(2))
+        more = {"y": y, "mass": mass, "dy": dy.contiguous(), "dq": dq, "dk": dk, "dv": dv}
+        _see("unsee", ctx.known, q, k, v, added, ctx.causal, **more)
+        return None, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None, None
+
+
+def _see(
+    name: str, known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, **more: Tensor
+) -> None:
+    batch, heads, queries, dim = q.shape
+    _, groups, keys, _ = k.shape
+    hides, steps = False, (0, 0, 0, 0)
+    if added is not None:
+        added = added.expand(batch, heads, queries, keys)
+        hides, steps = added.dtype == torch.bool, added.stride()  # type: ignore[assignment]
+    seen = Seen(
+        q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), added=None if added is None else added.data_ptr(),
+        batch=batch, heads=heads, groups=groups, queries=queries, keys=keys, dim=dim, causal=causal, hides=hides,
+        threads=min(native.threads(batch * heads * queries * keys * dim), batch * groups), q_step=q.stride()[:3],
+        k_step=k.stride()[:3], v_step=v.stride()[:3], added_step=steps,
+        **{what: tensor.data_ptr() for what, tensor in more.items()},
+    )  # fmt: skip
+    seen.room_step = known.named["room", q.dtype](ctypes.byref(seen))
+    room = q.new_empty(seen.threads * seen.room_step)
+    seen.room = room.data_ptr()
+    known.named[name, q.dtype](ctypes.byref(seen))
+
+
+def mlp(
+    known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, bend: str, out: Tensor, last: Tensor | None
+) -> Tensor:
+    """x (..., width) -> out bend(into x + add) + last"""
+    return _Mlp.apply(known, x, into, add, BENDS.index(bend), out, last)
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, bend: int, out: Tensor, last: Tensor | None):  # type: ignore[override]  # fmt: skip
+        rows = x.reshape(-1, x.shape[-1])
+        hidden = torch.nn.functional.linear(rows, into, add)
+        bent = hidden if BENDS[bend] in ("identity", "relu") else torch.empty_like(hidden)  # whose slope can be seen
+        known.named["bend", x.dtype](
+            hidden.data_ptr(), bent.data_ptr(), hidden.numel(), bend, native.threads(hidden.numel())
+        )
+        ctx.known, ctx.bend, ctx.biased = known, bend, (add is not None, last is not None)
+        ctx.save_for_backward(rows, hidden, into, out)
+        return torch.nn.functional.linear(bent, out, last).view(*x.shape[:-1], out.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        rows, hidden, into, out = ctx.saved_tensors
+        up = dy.reshape(-1, dy.shape[-1])
+        down, bent = up @ out, torch.empty_like(hidden)
+        ctx.known.named["unbend", hidden.dtype](
+            hidden.data_ptr(), bent.data_ptr(), down.data_ptr(), hidden.numel(), ctx.bend,
+            native.threads(hidden.numel()),
+        )  # fmt: skip
+        wanted = ctx.needs_input_grad
+        return (
+            None,
+            (down @ into).view(*dy.shape[:-1], into.shape[1]) if wanted[1] else None,
+            down.T @ rows if wanted[2] else None,
+            down.sum(0) if ctx.biased[0] and wanted[3] else None,
+            None,
+            up.T @ bent if wanted[5] else None,
+            up.sum(0) if ctx.biased[1] and wanted[6] else None,
+        )
+
+
+def drop(known: Kernels, x: Tensor, stream: Tensor | None, dropped: int, scale: float) -> Tensor:
+    """stream + x times a scale, but for those (dropped of 65,536) that are left out."""
+    return _Drop.apply(known, x, stream, dropped, scale)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, known: Kernels, x: Tensor, stream: Tensor | None, dropped: int, scale: float):  # type: ignore[override]
+        ctx.given = known, dropped, scale, int(torch.empty((), dtype=torch.int64).random_())
+        return _dropped(*ctx.given, x.contiguous(), None if stream is None else stream.contiguous())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        return None, _dropped(*ctx.given, dy.contiguous(), None), dy if ctx.needs_input_grad[2] else None, None, None
+
+
+def _dropped(known: Kernels, dropped: int, scale: float, seed: int, x: Tensor, stream: Tensor | None) -> Tensor:
+    y = torch.empty_like(x)
+    known.named["drop", x.dtype](
+        x.data_ptr(), None if stream is None else stream.data_ptr(), y.data_ptr(), x.numel(), dropped, scale, seed,
+        native.threads(x.numel()),
+    )  # fmt: skip
+    return y
+
+
+def powers(known: Kernels, rows: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (n, words) of logits in bits become 2^(logit - the largest), after a bias is added, which is not in bits. Of
+    each row, (n, 1): the largest, the sum, the logit of its goal."""
+    top, mass, right = rows.new_empty(3, len(rows), 1)
+    known.named["powers", rows.dtype](
+        rows.data_ptr(), None if bias is None else bias.data_ptr(), goal.data_ptr(), top.data_ptr(), mass.data_ptr(),
+        right.data_ptr(), *rows.shape, native.threads(rows.numel()),
+    )  # fmt: skip
+    return top, mass, right

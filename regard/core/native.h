@@ -1,0 +1,152 @@
+// Vectors of floats or doubles as wide as the processor has them, and functions of them, for native.cpp and learn.cpp.
+
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
+#define BYTES 64  // of a vector; where the processor's are shorter, the compiler uses several
+enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the weights of a product
+#else
+#define BYTES 32
+enum { ROWS = 6, WIDE = 3 };
+#endif
+enum { PANEL = 2, OUTS = 4, KEEP = 64 };  // vectors of words, outputs of a product at a time; most words that are kept
+
+template <typename Real> struct Of;
+template <> struct Of<float> {
+    typedef float Vector __attribute__((vector_size(BYTES)));
+    typedef float Loose __attribute__((vector_size(BYTES), aligned(4), may_alias));
+    typedef int32_t Mask __attribute__((vector_size(BYTES)));
+};
+template <> struct Of<double> {
+    typedef double Vector __attribute__((vector_size(BYTES)));
+    typedef double Loose __attribute__((vector_size(BYTES), aligned(8), may_alias));
+    typedef int64_t Mask __attribute__((vector_size(BYTES)));
+};
+template <typename Real> constexpr int lanes() { return BYTES / sizeof(Real); }
+
+template <typename Real> INLINE typename Of<Real>::Vector load(const Real *from) {
+    return *(const typename Of<Real>::Loose *)from;
+}
+
+// Stays in a register, where a compiler would rather load it again for every use.
+#if defined(__AVX2__)
+#define HOLD(v) asm("" : "+x"(v))
+#else
+#define HOLD(v) (void)(v)
+#endif
+
+template <int bytes, typename Real> INLINE Real halves(const Real *v) {  // their sum, half on half
+    if constexpr (bytes == sizeof(Real)) {
+        return *v;
+    } else {
+        typedef Real Half __attribute__((vector_size(bytes / 2), aligned(sizeof(Real)), may_alias));
+        Half both = *(const Half *)v + *(const Half *)(v + bytes / 2 / sizeof(Real));
+        return halves<bytes / 2>((const Real *)&both);
+    }
+}
+template <typename Vector> INLINE auto sum(Vector v) { return halves<BYTES>((decltype(+v[0]) *)&v); }
+
+// Of four vectors at once.
+template <typename Vector, typename Real> INLINE void sums(const Vector *v, Real *y) {
+    for (int o = 0; o < OUTS; o++) y[o] = sum(v[o]);
+}
+#if defined(__AVX2__)
+INLINE __m256 narrow(Of<float>::Vector v) {
+#if defined(__AVX512F__)
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1));
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), high);
+#else
+    return (__m256)v;
+#endif
+}
+INLINE void sums(const Of<float>::Vector *v, float *y) {
+    __m256 a = _mm256_hadd_ps(narrow(v[0]), narrow(v[1])), b = _mm256_hadd_ps(narrow(v[2]), narrow(v[3]));
+    a = _mm256_hadd_ps(a, b);
+    _mm_storeu_ps(y, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
+#endif
+
+template <typename Mask> INLINE bool any(Mask v) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)v, (__m256i)v);
+#else
+    uint64_t words[BYTES / 8], found = 0;
+    memcpy(words, &v, BYTES);
+    for (uint64_t word : words) found |= word;
+    return found != 0;
+#endif
+}
+
+// 2^x for x <= 0, to the last bits of a float: a whole power by its exponent, the rest by a polynomial.
+INLINE Of<float>::Vector power(Of<float>::Vector x) {
+    const float round = 12582912.f;  // 1.5 * 2^23: to add it leaves no room for fractions
+    x = x < -126.f ? Of<float>::Vector{} - 126.f : x;
+    Of<float>::Vector whole = x + round, f = x - (whole - round);
+    Of<float>::Mask n = ((Of<float>::Mask)whole - 0x4B400000) << 23;
+    Of<float>::Vector y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.f;
+    y = (Of<float>::Vector)((Of<float>::Mask)y + n);
+    return x > -126.f ? y : x == x ? Of<float>::Vector{} : x;
+}
+INLINE Of<double>::Vector power(Of<double>::Vector x) {
+    for (int i = 0; i < lanes<double>(); i++) x[i] = exp2(x[i]);
+    return x;
+}
+
+// The bends of feed-forwards, by the numbers that core/native.py gives them.
+template <typename Real> INLINE Real bend(Real x, int how) {
+    switch (how) {
+    case 1: return x > 0 ? x : x != x ? x : Real(0);  // relu
+    case 2: return Real(0.5) * x * (1 + Real(erf(x * Real(0.7071067811865476))));  // gelu
+    case 3: return Real(0.5) * x * (1 + Real(tanh(Real(0.7978845608028654) * (x + Real(0.044715) * x * x * x))));
+    case 4: return x / (1 + Real(exp(-x)));  // silu
+    default: return x;
+    }
+}
+
+// The same for a vector: exponentials of what is not above 0 alone, erf by Abramowitz and Stegun 7.1.26.
+INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
+    typedef Of<float>::Vector Vector;
+    const float bits = 1.44269504f;
+    const Vector zero = {};
+    if (how == 3) {
+        Vector u = 0.7978845608f * (x + 0.044715f * x * x * x), size = u < 0 ? -u : u, e = power(-2 * bits * size);
+        Vector bent = (1 - e) / (1 + e);
+        return 0.5f * x * (1 + (u < 0 ? -bent : bent));
+    }
+    if (how == 2) {
+        Vector z = x * 0.70710678f, size = z < 0 ? -z : z, t = 1 / (1 + 0.3275911f * size);
+        Vector y = t * 1.061405429f - 1.453152027f;
+        y = y * t + 1.421413741f;
+        y = y * t - 0.284496736f;
+        y = (y * t + 0.254829592f) * t * power(-bits * size * size);  // 1 - erf |z|
+        return 0.5f * x * (z < 0 ? y : 2 - y);
+    }
+    if (how == 4) {
+        Vector e = power(-bits * (x < 0 ? -x : x));
+        return x / (1 + e) * (x < 0 ? e : zero + 1);
+    }
+    return how == 1 ? (x < 0 ? zero : x) : x;
+}
+INLINE void bends(const float *x, float *y, long many, int how) {
+    long i = 0;
+    for (; i + lanes<float>() <= many; i += lanes<float>()) *(Of<float>::Loose *)(y + i) = bend(load(x + i), how);
+    for (; i < many; i++) y[i] = bend(x[i], how);
+}
+INLINE void bends(const double *x, double *y, long many, int how) {
+    for (long i = 0; i < many; i++) y[i] = bend(x[i], how);
+}
