@@ -15,7 +15,8 @@ import torch
 from regard import restore, save
 from regard.data.batches import IGNORE, Batch, Feed, forced
 from regard.train.learner import Learner
-from regard.train.objectives.next_token import NextToken, of_tokens
+from regard.train.objectives.masked import Masked
+from regard.train.objectives.next_token import NextToken
 from regard.train.schedule import factor
 from regard.train.settings import Settings
 from worker import Held, serve
@@ -41,20 +42,6 @@ class Fixed:
         targets = torch.tensor(batch["targets"])
         valid = tokens != told["pad"]
         return Batch(tokens, targets, None if bool(valid.all()) else valid, count=int((targets != IGNORE).sum()))
-
-
-class Masked:
-    """Tokens that are hidden, where they stand."""
-
-    splits = True
-
-    def __call__(self, model, batch):
-        from types import SimpleNamespace
-
-        context = model._begin(batch.tokens.shape, batch.tokens.device, batch.valid, None, None, None, None)
-        x = model.hidden(batch.tokens, context)
-        loss, nll = of_tokens(model, x, context, batch.targets, 0.0)
-        return SimpleNamespace(loss=loss, nll=nll)
 
 
 model = restore(folder)

@@ -105,11 +105,12 @@ template <typename Real> static void turned(const Real *x, long step, long rows,
 // y (all, line) = x (rows, wide), with zeros behind the last channel and the last row.
 template <typename Real>
 static void padded(const Real *x, long step, long rows, long wide, Real *y, long line, long all) {
+    const long lane = lanes<Real>(), whole = wide / lane * lane;
     for (long r = 0; r < rows; r++) {
-        memcpy(y + r * line, x + r * step, wide * sizeof(Real));
-        memset(y + r * line + wide, 0, (line - wide) * sizeof(Real));
+        for (long c = 0; c < whole; c += lane) put(y + r * line + c, load(x + r * step + c));
+        for (long c = whole; c < line; c++) y[r * line + c] = c < wide ? x[r * step + c] : 0;
     }
-    memset(y + rows * line, 0, (all - rows) * line * sizeof(Real));
+    for (long i = rows * line; i < all * line; i++) y[i] = 0;
 }
 
 // o_i = sum over j of softmax_j(q_i . k_j + bias_ij) v_j, and back. Weights are held for a few queries at a time, with
@@ -117,7 +118,7 @@ static void padded(const Real *x, long step, long rows, long wide, Real *y, long
 template <typename Real> struct Seen {
     const Real *q, *k, *v;
     const void *added;  // what is added to scores, or a byte for each that tells whether it counts
-    Real *y, *mass;  // (batch, queries, heads, dim) and, in bits, (batch, heads, queries)
+    Real *y, *mass;  // (batch, queries, heads, dim); (batch, heads, 2, queries) the largest score and 1 / the sum
     const Real *dy;  // what comes back for y, which lies as y does
     Real *dq, *dk, *dv;  // as y; (batch, keys, groups, dim)
     Real *room;
@@ -229,13 +230,13 @@ static void some_forth(const Seen<Real> &a, const Head<Real> &head, long b, long
         most[n] = high;
     }
     const long rows = a.queries - first < width ? a.queries - first : width;
-    Real factor[MOST * BYTES / sizeof(Real)] = {};
-    Real *kept = a.mass + (b * a.heads + h) * a.queries + first;
-    for (long i = 0; i < rows; i++) {
-        Real whole = mass[i / lane][i % lane];  // nothing, where there is nothing to see
-        factor[i] = whole == 0 ? Real(0) : 1 / whole;
-        kept[i] = whole == 0 ? Real(INFINITY) : most[i / lane][i % lane] + Real(log2(whole));
+    Real *kept = a.mass + (b * a.heads + h) * 2 * a.queries + first;
+    Real factor[MOST * BYTES / sizeof(Real)], high[MOST * BYTES / sizeof(Real)];
+    for (int n = 0; n < N; n++) {
+        put(factor + n * lane, mass[n] == 0 ? Vector{} : 1 / mass[n]);  // nothing, where there is nothing to see
+        put(high + n * lane, most[n]);
     }
+    memcpy(kept, high, rows * sizeof(Real)), memcpy(kept + a.queries, factor, rows * sizeof(Real));
     const long next = a.heads * a.dim;
     back<Real, N>(head.v, head.wide, a.dim, head.weights, many, rows, factor,
                   a.y + ((b * a.queries + first) * a.heads + h) * a.dim, next);
@@ -265,15 +266,16 @@ static void some_back(const Seen<Real> &a, const Head<Real> &head, long b, long 
     const long lane = lanes<Real>(), width = N * lane, many = seen(a, first, width), full = up(many, GROUP);
     const long rows = a.queries - first < width ? a.queries - first : width;
     scores<Real, N>(a, head, b, h, first, many);
-    Real kept[MOST * BYTES / sizeof(Real)] = {};
-    memcpy(kept, a.mass + (b * a.heads + h) * a.queries + first, rows * sizeof(Real));
+    const Real *kept = a.mass + (b * a.heads + h) * 2 * a.queries + first;
+    Real high[MOST * BYTES / sizeof(Real)] = {}, factor[MOST * BYTES / sizeof(Real)] = {};
+    memcpy(high, kept, rows * sizeof(Real)), memcpy(factor, kept + a.queries, rows * sizeof(Real));
     for (long j = 0; j < full; j += GROUP) {
         Vector found[GROUP][N];
         product<Real, N>(head.v + j * head.wide, 1, head.wide, head.ups + first, head.line, a.dim, found);
         for (int r = 0; r < GROUP; r++)
             for (int n = 0; n < N; n++) {
                 Real *one = head.weights + (j + r) * width + n * lane;
-                Vector weight = power(load(one) - load(kept + n * lane));
+                Vector weight = power(load(one) - load(high + n * lane)) * load(factor + n * lane);
                 put(one, weight);
                 put(head.slopes + (j + r) * width + n * lane,
                     weight * (found[r][n] - load(head.share + first + n * lane)));
@@ -412,25 +414,49 @@ template <typename Work> INLINE void shares(long many, long block, int threads, 
 
 // y = stream + x scale where it is kept. Sixteen bits for each channel follow from the seed and from where it stands, so
 // that nothing is remembered.
+enum { SOME = 32 };  // channels that share sixteen numbers: the first half takes their lower bits
+template <typename Number> INLINE Number mixed(Number w, uint64_t seed) {
+    w = w * 0x9E3779B9u + (uint32_t)seed;
+    w = (w ^ w >> 16) * 0x21F0AAADu;
+    w = (w ^ ((w >> 15) + (uint32_t)(seed >> 32))) * 0x735A2D97u;
+    w = (w ^ w >> 15) * 0x846CA68Bu;
+    return w ^ w >> 16;
+}
+INLINE void chances(double *kept, uint32_t first, uint32_t dropped, double scale, uint64_t seed) {
+    for (uint32_t j = 0; j < SOME / 2; j++) {
+        const uint32_t w = mixed(first + j, seed);
+        kept[j] = (w & 0xFFFFu) >= dropped ? scale : 0;
+        kept[SOME / 2 + j] = w >> 16 >= dropped ? scale : 0;
+    }
+}
+static const uint32_t NUMBERS[SOME / 2] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+INLINE void chances(float *kept, uint32_t first, uint32_t dropped, float scale, uint64_t seed) {
+    typedef uint32_t Words __attribute__((vector_size(BYTES)));
+    typedef Of<float>::Vector Vector;
+    const int lane = lanes<float>();
+    for (int j = 0; j < SOME / 2; j += lane) {
+        Words w;
+        memcpy(&w, NUMBERS + j, BYTES);
+        w = mixed(w + first, seed);
+        const Of<float>::Mask low = (Of<float>::Mask)(w & 0xFFFFu), high = (Of<float>::Mask)(w >> 16);
+        put(kept + j, low >= (int32_t)dropped ? Vector{} + scale : Vector{});
+        put(kept + SOME / 2 + j, high >= (int32_t)dropped ? Vector{} + scale : Vector{});
+    }
+}
 template <typename Real>
 static void drop(const Real *x, const Real *stream, Real *y, long many, uint32_t dropped, Real scale, uint64_t seed,
                  int threads) {
-    enum { SOME = 32 };
-    const uint32_t low = (uint32_t)seed, high = (uint32_t)(seed >> 32);
+    const int lane = lanes<Real>();
     shares(many, SOME, threads, [=](long begin, long end) {
+        Real kept[SOME];
         for (long i = begin; i < end; i += SOME) {
-            Real kept[SOME];
-            for (uint32_t j = 0; j < SOME / 2; j++) {
-                uint32_t w = ((uint32_t)(i / 2) + j) * 0x9E3779B9u + low;
-                w ^= w >> 16, w *= 0x21F0AAADu;
-                w ^= (w >> 15) + high, w *= 0x735A2D97u;
-                w ^= w >> 15, w *= 0x846CA68Bu;
-                w ^= w >> 16;
-                kept[j] = (w & 0xFFFFu) >= dropped ? scale : Real(0);
-                kept[SOME / 2 + j] = w >> 16 >= dropped ? scale : Real(0);
+            chances(kept, (uint32_t)(i / 2), dropped, scale, seed);
+            const long whole = (end - i < SOME ? end - i : SOME) / lane * lane, some = end - i < SOME ? end - i : SOME;
+            for (long j = 0; j < whole; j += lane) {
+                typename Of<Real>::Vector one = load(x + i + j) * load(kept + j);
+                put(y + i + j, stream ? load(stream + i + j) + one : one);
             }
-            const long some = end - i < SOME ? end - i : SOME;
-            for (long j = 0; j < some; j++) y[i + j] = (stream ? stream[i + j] : Real(0)) + x[i + j] * kept[j];
+            for (long j = whole; j < some; j++) y[i + j] = (stream ? stream[i + j] : Real(0)) + x[i + j] * kept[j];
         }
     });
 }

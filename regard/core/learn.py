@@ -42,7 +42,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool):  # type: ignore[override]
         batch, heads, queries, dim = q.shape
-        y, mass = q.new_empty(batch, queries, heads, dim), q.new_empty(batch, heads, queries)
+        y, mass = q.new_empty(batch, queries, heads, dim), q.new_empty(batch, heads, 2, queries)
         ctx.known, ctx.causal = known, causal
         ctx.save_for_backward(q, k, v, added, y, mass)
         _see("see", known, q, k, v, added, causal, y=y, mass=mass)

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.data.batches import Batch
 from regard.machine import Fork
+
+from .gradients import Gradients
 
 Learn = Callable[[Sequence[Batch], int], list[Tensor]]  # parts of a step over so many tokens -> sums of -log p
 
@@ -26,13 +28,13 @@ Learn = Callable[[Sequence[Batch], int], list[Tensor]]  # parts of a step over s
 class Hands:
     """learn: what each process does with its share. many: processes besides this one."""
 
-    def __init__(self, learn: Learn, parameters: list[nn.Parameter], many: int):
-        self.parameters = parameters
-        for parameter in parameters:
+    def __init__(self, learn: Learn, gradients: Gradients, many: int):
+        self.gradients = gradients
+        for parameter in gradients.parameters:
             parameter.data = _shared(parameter.data)
         self._hands: list[_Hand] = []
         for _ in range(many):
-            self._hands.append(_Hand(learn, parameters, self._hands))
+            self._hands.append(_Hand(learn, gradients, self._hands))
         atexit.register(_close, weakref.ref(self))  # before multiprocessing waits for them
 
     def close(self) -> None:
@@ -56,11 +58,7 @@ class Hands:
             nll, made = hand.hear()
             sums.append(nll)
             for index in made:
-                parameter, more = self.parameters[index], hand.gradients[index]
-                if parameter.grad is None:
-                    parameter.grad = more.clone()
-                else:
-                    parameter.grad.add_(more)
+                self.gradients.add(index, hand.made[index])
         return sums
 
 
@@ -73,20 +71,15 @@ def _close(known: weakref.ref[Hands]) -> None:
 class _Hand(Fork):
     """Tells the sum of -log p, and the numbers of those that have a gradient now."""
 
-    def __init__(self, learn: Learn, parameters: list[nn.Parameter], others: Sequence[Fork]):
-        self.gradients = [_shared(torch.zeros_like(parameter.data)) for parameter in parameters]
+    def __init__(self, learn: Learn, gradients: Gradients, others: Sequence[Fork]):
+        self.made = [_shared(room) for room in gradients.rooms]
 
         def answer(share: list[tuple], count: int, seed: int) -> tuple[float, list[int]]:
             torch.manual_seed(seed)
-            for parameter in parameters:
-                parameter.grad = None
+            gradients.rooms = self.made  # in this process alone
+            gradients.begin()
             nll = sum(float(one) for one in learn([_batch(one) for one in share], count))
-            made = []
-            for index, parameter in enumerate(parameters):
-                if parameter.grad is not None:
-                    self.gradients[index].copy_(parameter.grad)
-                    made.append(index)
-            return nll, made
+            return nll, sorted(gradients.made)
 
         super().__init__(answer, others, "training (go on with --resume; with --threads 1 there is no such process)")
 

@@ -21,11 +21,12 @@ from regard.data.batches import Batch, Feed
 from regard.machine import forks, keep_memory
 
 from .average import Moving
+from .gradients import Gradients
 from .hands import Hands
 from .optimiser import Optimiser
 from .settings import Settings
 
-PART = 2500  # positions that go through a model together on a processor: what they leave behind stays small
+PART = 1250  # positions that go through a model together on a processor: what they leave behind stays small
 SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
 
 
@@ -75,6 +76,7 @@ class Learner:
         self.device = next(model.parameters()).device
         keep_memory()
         self.optimiser = Optimiser(model, settings)
+        self.gradients = Gradients(self.optimiser.parameters)
         self.moving = Moving(self.optimiser.parameters, settings.ema)
         for module in model.modules():
             if isinstance(module, Stack):
@@ -99,8 +101,9 @@ class Learner:
             self.model.train()
         batches, self.place = self._ready or self._take()
         count = sum(batch.count for batch in batches)
-        self.optimiser.zero_grad()
+        self.gradients.begin()
         sums = self._learn_all(batches, count)
+        self.gradients.end()
         norm = self.optimiser.norm()
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
@@ -126,7 +129,7 @@ class Learner:
         if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
             return self._learn_some([p for b in batches for p in (b.parts(PART) if self._splits else [b])], count)
         if self._hands is None or len(self._hands) != cores - 1:
-            self._hands = Hands(self._learn_some, self.optimiser.parameters, cores - 1)
+            self._hands = Hands(self._learn_some, self.gradients, cores - 1)
         parts = [part for batch in batches for part in batch.parts(PART, cores)]
         torch.set_num_threads(1)
         try:

@@ -131,9 +131,10 @@ def test_a_process_that_ends_is_told(model, learner, cores):
 def test_none_is_left_over(end):
     program = (
         "import torch, time\n"
+        "from regard.train.gradients import Gradients\n"
         "from regard.train.hands import Hands\n"
         "weight = torch.nn.Parameter(torch.ones(3))\n"
-        "hands = Hands(lambda share, count: [], [weight], 2)\n"
+        "hands = Hands(lambda share, count: [], Gradients([weight]), 2)\n"
         "print(*(hand.process.pid for hand in hands._hands), flush=True)\n"
     )
     program += {"by itself": "", "dropped": "del hands\ntime.sleep(60)"}.get(end, "time.sleep(60)")

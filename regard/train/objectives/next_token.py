@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import Context, Model
+from regard.core import Context, Head, Model, Norm
 from regard.data.batches import IGNORE, Batch
 from regard.kernels.cross_entropy import cross_entropy
 
@@ -44,6 +44,7 @@ class NextToken:
 def of_tokens(model: Model, x: Tensor, context: Context, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The summed loss of the tokens that are asked for, and the same without smoothing; x (batch, time, width) are the
     vectors before the head."""
+    x, context, targets = _asked(model.head, x, context, targets)
     linear = model.head.linear(x, context)
     if linear is None:
         logs = None if smoothing else model.head.log_p(x, context, targets)
@@ -53,6 +54,16 @@ def of_tokens(model: Model, x: Tensor, context: Context, targets: Tensor, smooth
     vectors, table, bias = linear
     with torch.autocast(x.device.type, enabled=False):  # log p is made in full, whatever the layers were made in
         return cross_entropy(vectors.to(table.dtype), table, bias, targets, smoothing, IGNORE)
+
+
+def _asked(head: Head, x: Tensor, context: Context, targets: Tensor) -> tuple[Tensor, Context, Tensor]:
+    """What is asked for alone, in one row, where a head looks at each position by itself."""
+    asked = targets != IGNORE
+    together = head.pools or not head.streams or any(isinstance(m, Norm) and [*m.buffers()] for m in head.modules())
+    if together or x.device.type != "cpu" or bool(asked.all()):  # to ask another device would cost more
+        return x, context, targets
+    x, targets = x[asked][None], targets[asked][None]
+    return x, Context.begin(*targets.shape, x.device), targets
 
 
 def _plain(scores: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
