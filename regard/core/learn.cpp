@@ -5,7 +5,6 @@
 
 #include "native.h"
 
-template <typename Real> constexpr Real bits = Real(1.4426950408889634);  // of one e-fold
 enum { GROUP = 4, MOST = 3, SIDE = 2 };  // rows of a product; vectors beside each other, of queries and of channels
 
 // found[r][j] = sum over k of x[k, r] p[k, j]: GROUP rows and N vectors, for x with steps of its own.
@@ -345,61 +344,65 @@ static void see(const Seen<Real> &a, void (*one)(const Seen<Real> &, long, long,
             one(a, i / a.groups, i % a.groups, a.room + part * a.room_step);
 }
 
-// What a bend does to a small change of x.
-template <typename Real> INLINE Real slope(Real x, int how) {
+// The bend of x, and what it does to a small change of x.
+template <typename Real> struct Bent {
+    Real value, slope;
+};
+INLINE Bent<double> bent(double x, int how) {
     switch (how) {
-    case 1: return x > 0 ? Real(1) : Real(0);
-    case 2: return Real(0.5) * (1 + Real(erf(x * Real(0.7071067811865476)))) + x * Real(0.3989422804014327) * Real(exp(-x * x / 2));
+    case 1: return {bend(x, how), x > 0 ? 1. : 0.};
+    case 2: {
+        double half = 0.5 * (1 + erf(x * 0.7071067811865476));
+        return {x * half, half + x * 0.3989422804014327 * exp(-x * x / 2)};
+    }
     case 3: {
-        const Real c = Real(0.7978845608028654), cube = Real(0.044715);
-        Real t = Real(tanh(c * (x + cube * x * x * x)));
-        return Real(0.5) * (1 + t) + Real(0.5) * x * (1 - t * t) * c * (1 + 3 * cube * x * x);
+        const double c = 0.7978845608028654, cube = 0.044715;
+        double t = tanh(c * (x + cube * x * x * x)), half = 0.5 * (1 + t);
+        return {x * half, half + 0.5 * x * (1 - t * t) * c * (1 + 3 * cube * x * x)};
     }
     case 4: {
-        Real s = 1 / (1 + Real(exp(-x)));
-        return s * (1 + x * (1 - s));
+        double s = 1 / (1 + exp(-x));
+        return {x * s, s * (1 + x * (1 - s))};
     }
-    default: return Real(1);
+    default: return {x, 1.};
     }
 }
-INLINE Of<float>::Vector slope(Of<float>::Vector x, int how) {
+INLINE Bent<Of<float>::Vector> bent(Of<float>::Vector x, int how) {
     typedef Of<float>::Vector Vector;
-    const float bits = 1.44269504f;
     const Vector zero = {};
     if (how == 2) {
-        Vector z = x * 0.70710678f, size = z < 0 ? -z : z, t = 1 / (1 + 0.3275911f * size);
-        Vector y = t * 1.061405429f - 1.453152027f, e = power(-bits * size * size);
-        y = y * t + 1.421413741f;
-        y = y * t - 0.284496736f;
-        y = (y * t + 0.254829592f) * t * e;
-        return 0.5f * (z < 0 ? y : 2 - y) + x * 0.39894228f * e;
+        Vector size = x < 0 ? -x : x, e = power(-0.5f * bits<float> * x * x), half = 0.5f * erf_rest(size * 0.70710678f, e);
+        half = x < 0 ? half : 1 - half;
+        return {x * half, half + x * 0.39894228f * e};
     }
     if (how == 3) {
-        Vector u = 0.7978845608f * (x + 0.044715f * x * x * x), size = u < 0 ? -u : u, e = power(-2 * bits * size);
-        Vector t = (1 - e) / (1 + e);
-        t = u < 0 ? -t : t;
-        return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 0.134145f * x * x);
+        Vector t = tanh_of(0.7978845608f * (x + 0.044715f * x * x * x)), half = 0.5f * (1 + t);
+        return {x * half, half + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 0.134145f * x * x)};
     }
     if (how == 4) {
-        Vector e = power(-bits * (x < 0 ? -x : x)), s = (x < 0 ? e : zero + 1) / (1 + e);
-        return s * (1 + x * (1 - s));
+        Vector e = power(-bits<float> * (x < 0 ? -x : x)), s = (x < 0 ? e : zero + 1) / (1 + e);
+        return {x * s, s * (1 + x * (1 - s))};
     }
-    return how == 1 ? (x > 0 ? zero + 1 : zero) : zero + 1;
+    return how == 1 ? Bent<Vector>{x < 0 ? zero : x, x > 0 ? zero + 1 : zero} : Bent<Vector>{x, zero + 1};
 }
 
 // d = d times the slope at x, and y = the bend of x.
 INLINE void unbend(const float *x, float *y, float *d, long many, int how) {
-    const long lane = lanes<float>();
-    long i = 0;
-    for (; i + lane <= many; i += lane) {
-        Of<float>::Vector one = load(x + i);
-        put(d + i, load(d + i) * slope(one, how));
-        put(y + i, bend(one, how));
+    const long lane = lanes<float>(), whole = many / lane * lane;
+    for (long i = 0; i < whole; i += lane) {
+        const auto one = bent(load(x + i), how);
+        put(d + i, load(d + i) * one.slope), put(y + i, one.value);
     }
-    for (; i < many; i++) d[i] *= slope(x[i], how), y[i] = bend(x[i], how);
+    for (long i = whole; i < many; i++) {
+        const auto one = bent((double)x[i], how);
+        d[i] *= (float)one.slope, y[i] = (float)one.value;
+    }
 }
 INLINE void unbend(const double *x, double *y, double *d, long many, int how) {
-    for (long i = 0; i < many; i++) d[i] *= slope(x[i], how), y[i] = bend(x[i], how);
+    for (long i = 0; i < many; i++) {
+        const auto one = bent(x[i], how);
+        d[i] *= one.slope, y[i] = one.value;
+    }
 }
 
 // Shares of a long row for each core, in whole blocks.

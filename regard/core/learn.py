@@ -25,7 +25,18 @@ class Seen(Structure):
         [(name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")]
         + [
             (name, c_int64)
-            for name in ("batch", "heads", "groups", "queries", "keys", "dim", "causal", "hides", "room_step", "threads")
+            for name in (
+                "batch",
+                "heads",
+                "groups",
+                "queries",
+                "keys",
+                "dim",
+                "causal",
+                "hides",
+                "room_step",
+                "threads",
+            )
         ]
         + [(name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")]
         + [("added_step", c_int64 * 4)]

@@ -264,7 +264,7 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
     typedef typename Of<Real>::Vector Vector;
     typedef typename Of<Real>::Loose Loose;
     const int lane = lanes<Real>();
-    const Real bits = Real(1.4426950408889634), none = -INFINITY;
+    const Real none = -INFINITY;
     const long share = a.heads / a.groups, line = (a.keys + lane - 1) / lane * lane;
     const int64_t *held = a.held ? a.held + b * a.held_step : 0;
     const char *added = (const char *)a.added;
@@ -286,7 +286,7 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
             Real found = N ? sum(total) : Real(0);
             for (long d = 0; !N && d < a.dim; d++) found += asked[d] * key[d];
             if (added && !a.hides) found += *(const Real *)extra;
-            *score = found * bits;
+            *score = found * bits<Real>;
         }
     }
     Real *y = a.y + ((b * a.queries + i) * a.heads + first) * a.value_dim;
@@ -395,17 +395,17 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
                       Real *turned, Row<Real> *state, long rows, long in, long words, int keep) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), panel = PANEL * lane;
-    const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300), bits = Real(1.4426950408889634);
+    const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300);
     for (long r = 0; r < rows; r++) {
         state[r].mass = Vector{}, state[r].most = low, state[r].low = none;
         for (int i = 0; i < keep; i++) state[r].best[i] = none, state[r].at[i] = 0;
     }
-    turn(x, turned, rows, in, bits);
+    turn(x, turned, rows, in, bits<Real>);
     for (long o = 0; o < words; o += panel) {
         const long many = words - o < panel ? words - o : panel;
         Vector added[PANEL] = {};
         for (long j = 0; j < panel; j++)
-            added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits : Real(0);
+            added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits<Real> : Real(0);
         for (long r = 0; r < rows; r += ROWS) {
             Vector found[ROWS][PANEL];
             tile(turned + r * in, packed + o * in, in, found);
@@ -420,7 +420,7 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
     }
     for (long r = 0; r < rows; r++) {
         mass[r] = sum(state[r].mass);
-        for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits, at[r * keep + i] = state[r].at[i];
+        for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits<Real>, at[r * keep + i] = state[r].at[i];
     }
 }
 

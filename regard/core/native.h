@@ -19,6 +19,8 @@ enum { ROWS = 6, WIDE = 3 };
 #endif
 enum { PANEL = 2, OUTS = 4, KEEP = 64 };  // vectors of words, outputs of a product at a time; most words that are kept
 
+template <typename Real> constexpr Real bits = Real(1.4426950408889634);  // of one e-fold
+
 template <typename Real> struct Of;
 template <> struct Of<float> {
     typedef float Vector __attribute__((vector_size(BYTES)));
@@ -118,26 +120,28 @@ template <typename Real> INLINE Real bend(Real x, int how) {
     }
 }
 
-// The same for a vector: exponentials of what is not above 0 alone, erf by Abramowitz and Stegun 7.1.26.
+// The same for a vector: exponentials of what is not above 0 alone.
+INLINE Of<float>::Vector tanh_of(Of<float>::Vector x) {
+    Of<float>::Vector e = power(-2 * bits<float> * (x < 0 ? -x : x)), y = (1 - e) / (1 + e);
+    return x < 0 ? -y : y;
+}
+// 1 - erf x for x >= 0, of which e^(-x^2) is known: Abramowitz and Stegun 7.1.26.
+INLINE Of<float>::Vector erf_rest(Of<float>::Vector x, Of<float>::Vector e) {
+    Of<float>::Vector t = 1 / (1 + 0.3275911f * x), y = t * 1.061405429f - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    return (y * t + 0.254829592f) * t * e;
+}
 INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
     typedef Of<float>::Vector Vector;
-    const float bits = 1.44269504f;
     const Vector zero = {};
-    if (how == 3) {
-        Vector u = 0.7978845608f * (x + 0.044715f * x * x * x), size = u < 0 ? -u : u, e = power(-2 * bits * size);
-        Vector bent = (1 - e) / (1 + e);
-        return 0.5f * x * (1 + (u < 0 ? -bent : bent));
-    }
+    if (how == 3) return 0.5f * x * (1 + tanh_of(0.7978845608f * (x + 0.044715f * x * x * x)));
     if (how == 2) {
-        Vector z = x * 0.70710678f, size = z < 0 ? -z : z, t = 1 / (1 + 0.3275911f * size);
-        Vector y = t * 1.061405429f - 1.453152027f;
-        y = y * t + 1.421413741f;
-        y = y * t - 0.284496736f;
-        y = (y * t + 0.254829592f) * t * power(-bits * size * size);  // 1 - erf |z|
-        return 0.5f * x * (z < 0 ? y : 2 - y);
+        Vector y = erf_rest((x < 0 ? -x : x) * 0.70710678f, power(-0.5f * bits<float> * x * x));
+        return 0.5f * x * (x < 0 ? y : 2 - y);
     }
     if (how == 4) {
-        Vector e = power(-bits * (x < 0 ? -x : x));
+        Vector e = power(-bits<float> * (x < 0 ? -x : x));
         return x / (1 + e) * (x < 0 ? e : zero + 1);
     }
     return how == 1 ? (x < 0 ? zero : x) : x;

@@ -132,7 +132,10 @@ def _compiled(command: list[str]) -> Path:
     """The library that a command makes, as long as source, compiler and processor are these."""
     program = Path(command[0]).resolve()
     version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
-    made_of = (*(path.read_bytes() for path in (*SOURCES, HEADER)), *(text.encode() for text in (" ".join(command), version, _processor())))
+    made_of = (
+        *(path.read_bytes() for path in (*SOURCES, HEADER)),
+        *(text.encode() for text in (" ".join(command), version, _processor())),
+    )
     name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
     folder = _folder()
     path = folder / name

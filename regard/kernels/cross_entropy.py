@@ -33,7 +33,8 @@ class _Fused(torch.autograd.Function):
         vocab = table.shape[0]
         wanted = ctx.needs_input_grad
         dx = torch.empty_like(x) if wanted[0] else None
-        dtable = torch.zeros_like(table) if wanted[1] else None
+        fresh = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
+        dtable = fresh(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         room = x.new_empty(min(ROWS, x.shape[0]), vocab)
@@ -46,7 +47,7 @@ class _Fused(torch.autograd.Function):
             if dx is not None:
                 torch.mm(e, table, out=dx[begin : begin + ROWS]).div_(mass)
             if dtable is not None:
-                dtable.addmm_(e.T, some / mass)
+                dtable.addmm_(e.T, some / mass, beta=1 if begin else 0)
             if dbias is not None:
                 dbias.addmv_(e.T, 1 / mass[:, 0])
         if dx is not None:

@@ -163,7 +163,9 @@ class MultiHead(Mixer[Cache | Source]):
             memory = context.memory
             which = ("memory", memory.x.shape[1], id(memory.valid))
             at, marked, rows = context.once(which, lambda: _places(memory, batch))
-            keys, values = (t.transpose(1, 2).contiguous() for t in self.keys(memory.x, at))
+            keys, values = (t.transpose(1, 2) for t in self.keys(memory.x, at))
+            if not torch.is_grad_enabled():  # they are looked at again and again
+                keys, values = keys.contiguous(), values.contiguous()
             return Source(keys, values, marked, rows)
         count = self.room(capacity) + 1
         keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))

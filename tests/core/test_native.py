@@ -1,10 +1,7 @@
 """Kernels of our own: the same as torch's operations, for both kinds of numbers and any number of cores."""
 
-import ctypes
 import math
 import os
-import platform
-import shutil
 import subprocess
 import sys
 
@@ -17,28 +14,9 @@ from regard.core import native, product
 from regard.verify import laws
 
 KNOWN = native.kernels()
-COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
 pytestmark = pytest.mark.skipif(KNOWN is None, reason="there is no compiler")
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
 DTYPES = list(CLOSE)
-OTHERS = ["-march=x86-64", "-march=haswell"]  # what the same source becomes for processors with shorter vectors
-
-
-@pytest.fixture(params=["this machine", *OTHERS], scope="module")
-def known(request):
-    if request.param == "this machine":
-        return KNOWN
-    if platform.machine() != "x86_64" or "avx2" not in native._processor():
-        pytest.skip("made for other processors")
-    return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request, monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def near(found, wanted):
@@ -76,8 +54,7 @@ def test_feed_forward(threads, dtype, rows, bend, torchs, known):
 @pytest.mark.parametrize("dim", [5, 16, 32, 48, 64, 128, 24])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2)])
 @pytest.mark.parametrize("added", ["none", "mask", "bias", "head bias"])
-def test_attention(threads, monkeypatch, dtype, dim, heads, groups, added, known):
-    monkeypatch.setattr(native, "SMALL", 1)
+def test_attention(threads, dtype, dim, heads, groups, added, known):
     batch, queries, keys = 3, 2, 19
     q = torch.randn(batch, queries, heads, dim, dtype=dtype).transpose(1, 2) * dim**-0.5
     k, v = (torch.randn(batch, keys + 1, groups, dim, dtype=dtype)[:, :keys].transpose(1, 2) for _ in range(2))

@@ -87,10 +87,9 @@ def test_the_same_steps_follow(model, learner, cores):
 
 def test_what_is_not_used_has_no_gradient(model, learner, cores):
     cores(2)
-    one = learner(model(dropout=0.0))
-    extra = torch.nn.Parameter(torch.ones(3))
-    one.model.register_parameter("extra", extra)
-    one.optimiser.parameters.append(extra)
+    made, extra = model(dropout=0.0), torch.nn.Parameter(torch.ones(3))
+    made.register_parameter("extra", extra)
+    one = learner(made)
     one.advance(lambda: 1e-2)
     assert extra.grad is None
     assert extra.tolist() == [1, 1, 1]

@@ -1,0 +1,39 @@
+"""Gradients in memory that is asked for once: made anew in every step, they would lie among what the forward pass
+leaves behind, and keep its memory from being used again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+
+class Gradients:
+    """Of some parameters. made: the numbers of those that have one now."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters, self.made = parameters, set[int]()
+        self.rooms = [torch.zeros_like(parameter) for parameter in parameters]
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._note, index))
+
+    def _note(self, index: int, _: Tensor) -> None:
+        self.made.add(index)
+
+    def begin(self) -> None:
+        """From nothing."""
+        torch._foreach_zero_(self.rooms)
+        for parameter, room in zip(self.parameters, self.rooms, strict=True):
+            parameter.grad = room
+        self.made.clear()
+
+    def add(self, index: int, more: Tensor) -> None:
+        self.rooms[index].add_(more)
+        self.made.add(index)
+
+    def end(self) -> None:
+        """What nothing was added to has no gradient."""
+        for index, parameter in enumerate(self.parameters):
+            if index not in self.made:
+                parameter.grad = None
