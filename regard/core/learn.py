@@ -101,7 +101,16 @@ def mlp(
 
 class _Mlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, bend: int, out: Tensor, last: Tensor | None):  # type: ignore[override]  # fmt: skip
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        known: Kernels,
+        x: Tensor,
+        into: Tensor,
+        add: Tensor | None,
+        bend: int,
+        out: Tensor,
+        last: Tensor | None,
+    ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         hidden = torch.nn.functional.linear(rows, into, add)
         bent = hidden if BENDS[bend] in ("identity", "relu") else torch.empty_like(hidden)  # whose slope can be seen
@@ -143,15 +152,15 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, known: Kernels, x: Tensor, stream: Tensor | None, dropped: int, scale: float):  # type: ignore[override]
         ctx.given = known, dropped, scale, int(torch.empty((), dtype=torch.int64).random_())
-        return _dropped(*ctx.given, x.contiguous(), None if stream is None else stream.contiguous())
+        return _dropped(x.contiguous(), None if stream is None else stream.contiguous(), *ctx.given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
-        return None, _dropped(*ctx.given, dy.contiguous(), None), dy if ctx.needs_input_grad[2] else None, None, None
+        return None, _dropped(dy.contiguous(), None, *ctx.given), dy if ctx.needs_input_grad[2] else None, None, None
 
 
-def _dropped(known: Kernels, dropped: int, scale: float, seed: int, x: Tensor, stream: Tensor | None) -> Tensor:
+def _dropped(x: Tensor, stream: Tensor | None, known: Kernels, dropped: int, scale: float, seed: int) -> Tensor:
     y = torch.empty_like(x)
     known.named["drop", x.dtype](
         x.data_ptr(), None if stream is None else stream.data_ptr(), y.data_ptr(), x.numel(), dropped, scale, seed,

@@ -5,6 +5,30 @@
 
 #include "native.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// Which share of the work a core has: the same for all that is done in one go.
+struct Share {
+    long which, all;
+    long begin(long many) const { return many * which / all; }
+    long end(long many) const { return many * (which + 1) / all; }
+};
+template <typename Work> INLINE void spread(int threads, Work work) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#ifdef _OPENMP
+    work(Share{omp_get_thread_num(), omp_get_num_threads()});
+#else
+    work(Share{0, 1});
+#endif
+}
+INLINE void wait(Share own) {  // for the others
+    if (own.all > 1) {
+#pragma omp barrier
+    }
+}
+
 // y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those behind are fetched when FIRST.
 enum { LINE = 64 };  // bytes that are fetched at once
 template <typename Real, int R, bool FIRST>
@@ -34,10 +58,9 @@ static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) 
 
 template <typename Real>
 static void linear(const Real *x, const Real *weight, const Real *bias, Real *y, long step, long rows, long in, long out,
-                   int threads) {
-    long blocks = (out + OUTS - 1) / OUTS;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (long block = 0; block < blocks; block++) {
+                   Share own) {
+    const long blocks = (out + OUTS - 1) / OUTS;
+    for (long block = own.begin(blocks); block < own.end(blocks); block++) {
         const Real *w[OUTS];
         long begin = block * OUTS, many = out - begin < OUTS ? out - begin : OUTS;
         for (long o = 0; o < OUTS; o++) w[o] = weight + (begin + (o < many ? o : 0)) * in;
@@ -105,11 +128,9 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
         }
 }
 
-template <typename Real>
-static void linear8(const Real *x, const int8_t *weight, const float *scale, const int32_t *sums, const Real *bias,
-                    Real *y, long step, long rows, long in, long out, char *room, int threads) {
-    const int steps = 63, zero = steps + 1;
-    const float one_step = 1.f / steps, steps_again = 1.f / one_step;
+enum { STEPS = 63, ZERO = STEPS + 1 };  // of an input, on each side of zero; where zero is
+template <typename Real> static void round8(const Real *x, long rows, long in, char *room) {
+    const float steps_again = 1.f / (1.f / STEPS);
     const Real least = Real(1e-12);
     Real *most = (Real *)room;
     uint8_t *q = (uint8_t *)(most + rows);
@@ -121,12 +142,20 @@ static void linear8(const Real *x, const int8_t *weight, const float *scale, con
             high = size > high || size != size ? size : high;
         }
         most[r] = high;
-        for (long i = 0; i < in; i++) 
-            q[r * in + i] = (uint8_t)(int32_t)nearbyintf((float)(one[i] / high) * steps_again + zero);
+        for (long i = 0; i < in; i++)
+            q[r * in + i] = (uint8_t)(int32_t)nearbyintf((float)(one[i] / high) * steps_again + ZERO);
     }
-    long blocks = (out + OUTS - 1) / OUTS;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (long block = 0; block < blocks; block++) {
+}
+
+// Of what round8 has put there.
+template <typename Real>
+static void linear8(const char *room, const int8_t *weight, const float *scale, const int32_t *sums, const Real *bias,
+                    Real *y, long step, long rows, long in, long out, Share own) {
+    const float one_step = 1.f / STEPS;
+    const Real *most = (const Real *)room;
+    const uint8_t *q = (const uint8_t *)(most + rows);
+    const long blocks = (out + OUTS - 1) / OUTS;
+    for (long block = own.begin(blocks); block < own.end(blocks); block++) {
         const int8_t *w[OUTS];
         long begin = block * OUTS, many = out - begin < OUTS ? out - begin : OUTS;
         for (long o = 0; o < OUTS; o++) w[o] = weight + (begin + (o < many ? o : 0)) * in;
@@ -139,7 +168,7 @@ static void linear8(const Real *x, const int8_t *weight, const float *scale, con
                 dots8<1>(q + r * in, w, in, found);
             for (int i = 0; i < some; i++)
                 for (long o = 0; o < many; o++) {
-                    float whole = found[i][o] - zero * sums[begin + o];
+                    float whole = found[i][o] - ZERO * sums[begin + o];
                     y[(r + i) * step + begin + o] =
                         Real(whole * (one_step * scale[begin + o])) * most[r + i] + (bias ? bias[begin + o] : Real(0));
                 }
@@ -182,15 +211,13 @@ static __attribute__((noinline)) void tile(const Real *x, const Real *packed, lo
         for (int j = 0; j < PANEL; j++) found[r][j] = s[r][j];
 }
 
-// The same as `linear` for many rows, whose weights are in panels.
+// The same as `linear` for many rows, which are in tiles, and whose weights are in panels.
 template <typename Real>
-static void many(const Real *x, const Real *packed, const Real *bias, Real *y, long step, long rows, long in, long out,
-                 Real *turned, int threads) {
+static void many(const Real *turned, const Real *packed, const Real *bias, Real *y, long step, long rows, long in,
+                 long out, Share own) {
     typedef typename Of<Real>::Vector Vector;
-    const long lane = lanes<Real>(), panel = PANEL * lane;
-    turn(x, turned, rows, in, Real(1));
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (long o = 0; o < out; o += panel) {
+    const long lane = lanes<Real>(), panel = PANEL * lane, panels = (out + panel - 1) / panel;
+    for (long o = own.begin(panels) * panel; o < own.end(panels) * panel; o += panel) {
         const long width = out - o < panel ? out - o : panel;
         Vector added[PANEL] = {};
         for (long j = 0; bias && j < width; j++) added[j / lane][j % lane] = bias[o + j];
@@ -222,27 +249,44 @@ struct Map {
 enum { SMALL = 1 << 15 };
 INLINE int cores(long work, int threads) { return work < SMALL ? 1 : threads; }
 
-// y = the map of x; `step` from row to row of y; `room` for x in tiles, and for eight bytes for each row.
-template <typename Real>
-static void apply(const Map &map, const Real *x, Real *y, long step, long rows, char *room, int threads) {
-    threads = cores(map.in * map.out, threads);
+// What a map wants to know of x before cores begin with their shares: x in tiles or in eight bits.
+template <typename Real> static void prepare(const Map &map, const Real *x, long rows, char *room) {
     if (map.scale)
-        linear8(x, (const int8_t *)map.weight, map.scale, map.sums, (const Real *)map.bias, y, step, rows, map.in,
-                map.out, room, threads);
+        round8(x, rows, map.in, room);
     else if (map.packed)
-        many(x, (const Real *)map.packed, (const Real *)map.bias, y, step, rows, map.in, map.out, (Real *)room,
-             cores(rows * map.in * map.out / 16, threads));
+        turn(x, (Real *)room, rows, map.in, Real(1));
+}
+
+// A share of y = the map of x, which is prepared; `step` from row to row of y.
+template <typename Real>
+static void apply(const Map &map, const Real *x, Real *y, long step, long rows, const char *room, Share own) {
+    const Real *bias = (const Real *)map.bias;
+    if (map.scale)
+        linear8(room, (const int8_t *)map.weight, map.scale, map.sums, bias, y, step, rows, map.in, map.out, own);
+    else if (map.packed)
+        many((const Real *)room, (const Real *)map.packed, bias, y, step, rows, map.in, map.out, own);
     else
-        linear(x, (const Real *)map.weight, (const Real *)map.bias, y, step, rows, map.in, map.out, threads);
+        linear(x, (const Real *)map.weight, bias, y, step, rows, map.in, map.out, own);
+}
+INLINE int cores(const Map &map, long rows, int threads) {
+    return cores(map.packed ? rows * map.in * map.out / 16 : map.in * map.out, threads);
 }
 
 // y = W_2 bend(W_1 x)
 template <typename Real>
 static void mlp(const Map &into, const Map &out, int how, const Real *x, Real *y, Real *hidden, char *room, long rows,
                 int threads) {
-    apply(into, x, hidden, into.out, rows, room, threads);
-    bends(hidden, hidden, rows * into.out, how);
-    apply(out, hidden, y, out.out, rows, room, threads);
+    prepare(into, x, rows, room);
+    spread(cores(into, rows, threads), [=, &into, &out](Share own) {
+        apply(into, x, hidden, into.out, rows, room, own);
+        wait(own);
+        const long all = rows * into.out, begin = own.begin(all);
+        bends(hidden + begin, hidden + begin, own.end(all) - begin, how);
+        wait(own);
+        if (!own.which) prepare(out, hidden, rows, room);
+        wait(own);
+        apply(out, hidden, y, out.out, rows, room, own);
+    });
 }
 
 // o_i = sum over j of softmax_j(q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of row
@@ -323,7 +367,7 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
     }
 }
 
-template <typename Real> static void attend(const Looks<Real> &a) {
+template <typename Real> static void attend(const Looks<Real> &a, long part) {
     const int lane = lanes<Real>();
     const long vectors = a.dim % lane || a.dim != a.value_dim ? 0 : a.dim / lane;
     const auto some_heads = vectors == 1   ? look<Real, 1>
@@ -331,17 +375,19 @@ template <typename Real> static void attend(const Looks<Real> &a) {
                            : vectors == 3 ? look<Real, 3>
                            : vectors == 4 ? look<Real, 4>
                            : vectors == 8 ? look<Real, 8>
+                           : vectors == 16 ? look<Real, 16>
                                           : look<Real, 0>;
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
-    for (long part = 0; part < a.threads; part++) {
-        Real *scores = a.room + part * a.heads * (a.keys + lane);
-        long all = a.batch * a.heads, end = all * (part + 1) / a.threads;
-        for (long one = all * part / a.threads, next; one < end; one = next) {
-            long b = one / a.heads, first = one % a.heads;
-            next = (b + 1) * a.heads < end ? (b + 1) * a.heads : end;
-            for (long i = 0; i < a.queries; i++) some_heads(a, b, first, next - b * a.heads, i, scores);
-        }
+    Real *scores = a.room + part * a.heads * (a.keys + lane);
+    long all = a.batch * a.heads, end = all * (part + 1) / a.threads;
+    for (long one = all * part / a.threads, next; one < end; one = next) {
+        long b = one / a.heads, first = one % a.heads;
+        next = (b + 1) * a.heads < end ? (b + 1) * a.heads : end;
+        for (long i = 0; i < a.queries; i++) some_heads(a, b, first, next - b * a.heads, i, scores);
     }
+}
+template <typename Real> static void attend(const Looks<Real> &a) {
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
+    for (long part = 0; part < a.threads; part++) attend(a, part);
 }
 
 // The next position of every row: queries, keys and values of x, keys and values into the slot of their cache, what the
@@ -358,14 +404,24 @@ template <typename Real> struct Step {
 };
 
 template <typename Real> static void step(const Step<Real> &a) {
-    apply(*a.query, a.x, a.asked, a.query->out, a.rows, a.room, a.threads);
-    for (long i = 0; i < a.rows * a.query->out; i++) a.asked[i] *= Real(a.scale);
-    if (a.key) {
-        apply(*a.key, a.x, a.key_slot, a.looks.k_step[0], a.rows, a.room, a.threads);
-        apply(*a.value, a.x, a.value_slot, a.looks.v_step[0], a.rows, a.room, a.threads);
-    }
-    attend(a.looks);
-    apply(*a.out, a.found, a.y, a.out->out, a.rows, a.room, a.threads);
+    const long wide = a.query->out;
+    prepare(*a.query, a.x, a.rows, a.room);  // keys and values want the same
+    const int all = cores(*a.query, a.rows, a.threads);
+    spread(all > a.looks.threads ? all : a.looks.threads, [&a, wide](Share own) {
+        apply(*a.query, a.x, a.asked, wide, a.rows, a.room, own);
+        if (a.key) {
+            apply(*a.key, a.x, a.key_slot, a.looks.k_step[0], a.rows, a.room, own);
+            apply(*a.value, a.x, a.value_slot, a.looks.v_step[0], a.rows, a.room, own);
+        }
+        wait(own);
+        for (long i = own.begin(a.rows * wide); i < own.end(a.rows * wide); i++) a.asked[i] *= Real(a.scale);
+        wait(own);
+        for (long part = own.which; part < a.looks.threads; part += own.all) attend(a.looks, part);
+        wait(own);
+        if (!own.which) prepare(*a.out, a.found, a.rows, a.room);
+        wait(own);
+        apply(*a.out, a.found, a.y, a.out->out, a.rows, a.room, own);
+    });
 }
 
 // Of rows x, the likeliest words and the sum of all 2^(score - best): scores are used where they are made, in registers.
@@ -427,7 +483,8 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
     void apply_##name(const Map *map, const Real *x, Real *y, long rows, char *room, int threads) {                    \
-        apply(*map, x, y, map->out, rows, room, threads);                                                              \
+        prepare(*map, x, rows, room);                                                                                  \
+        spread(cores(*map, rows, threads), [=](Share own) { apply(*map, x, y, map->out, rows, room, own); });          \
     }                                                                                                                  \
     void mlp_##name(const Map *into, const Map *out, int how, const Real *x, Real *y, Real *hidden, char *room,        \
                     long rows, int threads) {                                                                          \

@@ -66,7 +66,7 @@ def maps(x: Tensor, *modules: nn.Module) -> tuple[native.Kernels, list[native.Ma
     width): to a few, or to the next position of many."""
     if torch.is_grad_enabled() or not (x.shape[1] == 1 or few(x)):
         return None
-    known = native.native(x)
+    known = native.native(x) if len({type(module) for module in modules}) == 1 else None
     if known is None:
         return None
     made: list = [m.map(known, x) if hasattr(m, "map") else None for m in modules]  # type: ignore[operator]
@@ -81,9 +81,9 @@ def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
         if not plain(module) or module._forward_hooks or module._forward_pre_hooks:
             return None
     known = native.able(x, *(m.weight for m in modules), *(m.bias for m in modules))  # type: ignore[arg-type]
-    if known is not None:
-        for module in modules:
-            module.packed = None  # as in Linear.forward
+    for module in modules:
+        if isinstance(module, Linear):
+            module.packed = None  # as in its forward
     return known
 
 
