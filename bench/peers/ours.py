@@ -72,7 +72,7 @@ def go(steps: str) -> dict:
     before = learner.tokens
     for _ in range(int(steps)):
         assert learner.advance(rate)
-    return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": held.most}
+    return {"tokens": learner.tokens - before, "loss": learner.loss, "peak": held.after()}
 
 
 held = Held()

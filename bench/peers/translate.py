@@ -67,8 +67,7 @@ else:
     stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")
     way = Way(beam=beam, stop=stop, shortlist="shortlist" in more)
 
-    held = Held()  # helpers count as well
-    peak = lambda: held.most  # noqa: E731
+    peak = Held().after  # helpers count as well
 
     def translate() -> list[str]:
         return [found[0].text for found in run.predict(told["texts"], way)]

@@ -26,20 +26,29 @@ def rest() -> None:
 
 
 class Held(threading.Thread):
-    """The most memory that this process and those beside it have held together, in MiB, looked at ten times a second.
-    What they share counts once, and files that others have mapped as well count in full, as they do for others."""
+    """The most memory that this process and those beside it have held together, in MiB. What they share counts once,
+    and files that others have mapped as well count in full, as they do for others. To look takes a while, so that it is
+    done ten times a second until the first round is over, which does not count, and after each of the others."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.most = 0.0
+        self.most, self.warm = 0.0, threading.Event()
         self.start()
 
     def run(self) -> None:
-        while True:
-            pids = [os.getpid(), *(one.pid for one in multiprocessing.active_children())]
-            own = sum(self.told(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids)
-            self.most = max(self.most, (own + self.told("/proc/self/status", "RssFile:")) / 1024)
-            time.sleep(0.1)
+        while not self.warm.wait(0.1):
+            self.look()
+
+    def look(self) -> float:
+        pids = [os.getpid(), *(one.pid for one in multiprocessing.active_children())]
+        own = sum(self.told(f"/proc/{pid}/smaps_rollup", "Pss_Anon:", "Pss_Shmem:") for pid in pids)
+        self.most = max(self.most, (own + self.told("/proc/self/status", "RssFile:")) / 1024)
+        return self.most
+
+    def after(self) -> float:
+        """At the end of a round."""
+        self.warm.set()
+        return self.look()
 
     @staticmethod
     def told(file: str, *names: str) -> int:

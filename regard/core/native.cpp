@@ -315,22 +315,29 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
     const long size = a.hides ? 1 : sizeof(Real), next = a.added_step[3] * size, other = a.added_step[1] * size;
     if (added) added += (b * a.added_step[0] + first * a.added_step[1] + i * a.added_step[2]) * size;
     const Real *q = a.q + b * a.q_step[0] + first * a.q_step[1] + i * a.q_step[2];
-    for (long j = 0; j < a.keys; j++) {
-        const Real *keys = a.k + (held ? held[j] : b) * a.k_step[0] + j * a.k_step[2];
+    for (long j = 0; j < a.keys; j += OUTS) {  // some keys at a time, so that their sums are made together
+        const long some = a.keys - j < OUTS ? a.keys - j : OUTS;
+        const Real *keys[OUTS];
+        for (long o = 0; o < OUTS; o++) {
+            const long at = o < some ? j + o : j;
+            keys[o] = a.k + (held ? held[at] : b) * a.k_step[0] + at * a.k_step[2];
+        }
         for (long h = first; h < last; h++) {
-            Real *score = scores + (h - first) * line + j;
-            const char *extra = added + (h - first) * other + j * next;
-            if (a.hides && !*extra) {
-                *score = none;
-                continue;
+            const Real *asked = q + (h - first) * a.q_step[1];
+            const long own = (share == 1 ? h : h / share) * a.k_step[1];
+            Real found[OUTS] = {}, *score = scores + (h - first) * line + j;
+            if (N) {
+                Vector total[OUTS] = {};
+                for (int n = 0; n < N; n++)
+                    for (int o = 0; o < OUTS; o++) total[o] += load(asked + n * lane) * load(keys[o] + own + n * lane);
+                sums(total, found);
             }
-            const Real *key = keys + h / share * a.k_step[1], *asked = q + (h - first) * a.q_step[1];
-            Vector total = {};
-            for (int n = 0; n < N; n++) total += load(asked + n * lane) * load(key + n * lane);
-            Real found = N ? sum(total) : Real(0);
-            for (long d = 0; !N && d < a.dim; d++) found += asked[d] * key[d];
-            if (added && !a.hides) found += *(const Real *)extra;
-            *score = found * bits<Real>;
+            for (long o = 0; o < some; o++) {
+                const char *extra = added + (h - first) * other + (j + o) * next;
+                for (long d = 0; !N && d < a.dim; d++) found[o] += asked[d] * keys[o][own + d];
+                if (added && !a.hides) found[o] += *(const Real *)extra;
+                score[o] = a.hides && !*extra ? none : found[o] * bits<Real>;
+            }
         }
     }
     Real *y = a.y + ((b * a.queries + i) * a.heads + first) * a.value_dim;
@@ -354,15 +361,29 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
         const Real whole = 1 / sum(mass);
         for (long j = 0; j < line; j += lane) *(Loose *)(mine + j) = load(mine + j) * whole;
     }
-    for (long j = 0; j < a.keys; j++) {
-        const Real *values = a.v + (held ? held[j] : b) * a.v_step[0] + j * a.v_step[2];
+    for (long j = 0; j < a.keys; j += OUTS) {
+        const long some = a.keys - j < OUTS ? a.keys - j : OUTS;
+        const Real *values[OUTS];
+        for (long o = 0; o < some; o++) values[o] = a.v + (held ? held[j + o] : b) * a.v_step[0] + (j + o) * a.v_step[2];
         for (long h = first; h < last; h++) {
-            const Real weight = scores[(h - first) * line + j];
-            if (weight == 0) continue;
-            const Real *value = values + h / share * a.v_step[1];
+            const Real *weight = scores + (h - first) * line + j;
+            const long own = (share == 1 ? h : h / share) * a.v_step[1];
             Real *to = y + (h - first) * a.value_dim;
-            for (int n = 0; n < N; n++) *(Loose *)(to + n * lane) = load(to + n * lane) + weight * load(value + n * lane);
-            for (long d = 0; !N && d < a.value_dim; d++) to[d] += weight * value[d];
+            if (N && some == OUTS && weight[0] != 0 && weight[1] != 0 && weight[2] != 0 && weight[3] != 0) {
+                for (int n = 0; n < N; n++) {
+                    Vector whole = load(to + n * lane);
+                    for (int o = 0; o < OUTS; o++) whole += weight[o] * load(values[o] + own + n * lane);
+                    *(Loose *)(to + n * lane) = whole;
+                }
+                continue;
+            }
+            for (long o = 0; o < some; o++) {
+                if (weight[o] == 0) continue;  // nobody looks there
+                const Real *value = values[o] + own;
+                for (int n = 0; n < N; n++)
+                    *(Loose *)(to + n * lane) = load(to + n * lane) + weight[o] * load(value + n * lane);
+                for (long d = 0; !N && d < a.value_dim; d++) to[d] += weight[o] * value[d];
+            }
         }
     }
 }
