@@ -141,13 +141,26 @@ def _compiled(command: list[str]) -> Path:
     path = folder / name
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as beside:
+            objects = [str(Path(beside) / f"{source.stem}.o") for source in SOURCES]
+            _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(SOURCES, objects, strict=True)))
             new = Path(beside) / name
-            subprocess.run(
-                [*command, *map(str, SOURCES), "-o", str(new)], check=True, timeout=SECONDS, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            _run([*command, *objects, "-o", str(new)])
             new.replace(path)
     return path
+
+
+def _run(*commands: list[str]) -> None:
+    """All at once, and quietly."""
+    no = subprocess.DEVNULL
+    running = [subprocess.Popen(command, stdin=no, stdout=no, stderr=no) for command in commands]
+    try:
+        for one, command in zip(running, commands, strict=True):
+            if one.wait(SECONDS):
+                raise subprocess.CalledProcessError(one.returncode, command)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
 
 
 def _folder() -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.core import learn, native
 
 ROWS = 256
+SOME = 64  # rows that room is made for at least: memory of sizes that come again is used again
 BITS = 1 / math.log(2)  # of one e-fold
 
 
@@ -37,7 +38,7 @@ class _Fused(torch.autograd.Function):
         dtable = fresh(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
-        room = x.new_empty(min(ROWS, x.shape[0]), vocab)
+        room = x.new_empty(min(ROWS, -(-x.shape[0] // SOME) * SOME), vocab)
         for begin in range(0, x.shape[0], ROWS):
             some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
             logits = torch.mm(some * BITS, table.T, out=room[: len(some)])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
+from regard.core.native import kernels
 from regard.data.batches import Batch, Feed
 from regard.machine import forks, keep_memory
 
@@ -75,6 +76,8 @@ class Learner:
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
         self.device = next(model.parameters()).device
         keep_memory()
+        if self.device.type == "cpu":
+            kernels()  # which helpers have then
         self.optimiser = Optimiser(model, settings)
         self.gradients = Gradients(self.optimiser.parameters)
         self.moving = Moving(self.optimiser.parameters, settings.ema)
