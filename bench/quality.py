@@ -31,9 +31,9 @@ from regard.decode import Request, greedy
 from regard.metrics import whole
 from train import coded, hugging, numbers, pairs, sentences
 
-SETTINGS = {"optimiser": "muon", "lr": 0.004, "warmup": 100, "smoothing": 0.1, "clip": 25.0}
+SETTINGS = {"optimiser": "muon", "lr": 0.004, "warmup": 100, "steps": 1400, "smoothing": 0.1, "clip": 25.0}
 BATCH = 4096
-DROPOUT = 0.3
+DROPOUT = 0.2
 START, END, PAD = 1, 2, 0
 
 
@@ -76,7 +76,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--bleu", type=float, default=35.0)
     parser.add_argument("--turn", type=int, default=100, help="steps of each, after which the dev set is translated")
-    parser.add_argument("--most", type=int, default=6000, help="steps after which a contender is given up")
     parser.add_argument("--count", type=int, default=500, help="dev sentences")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
@@ -102,7 +101,7 @@ def main() -> None:
                 results.console.print(
                     f"{one.name:14} step {now.steps:5}  {now.minutes:6.1f} minutes  BLEU {now.bleu:5.2f}"
                 )
-                if now.bleu >= given.bleu or now.steps >= given.most:
+                if now.bleu >= given.bleu or now.steps >= SETTINGS["steps"]:
                     going.remove(one)
         for one in made:
             one.end()
@@ -115,7 +114,7 @@ def main() -> None:
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, Muon and "
-        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then by the inverse root, smoothing "
+        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to nothing at {SETTINGS['steps']:,}, smoothing "
         f"{SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every {given.turn} steps. Minutes of training "
         "alone.",
         "",

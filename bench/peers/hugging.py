@@ -2,7 +2,8 @@
 
 hugging.py FOLDER BATCHES.json pairs|text|masked
 
-Where the file names an optimiser, a learning rate, a warm-up and a label smoothing, they are followed.
+Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label smoothing,
+they are followed.
 """
 
 import json
@@ -84,7 +85,9 @@ def go(steps: str) -> dict:
         at += 1
         if warmup:
             for one in optimisers:
-                one.param_groups[0]["lr"] = told["lr"] * min(at / warmup, (warmup / at) ** 0.5)
+                one.param_groups[0]["lr"] = told["lr"] * min(
+                    at / warmup, (told["steps"] - at) / (told["steps"] - warmup)
+                )
         model.zero_grad()
         found = smoothed(given) if smoothing else model(**given).loss
         found.backward()

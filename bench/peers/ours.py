@@ -2,7 +2,8 @@
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names an optimiser, a learning rate, a warm-up and a label smoothing, they are followed.
+Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label smoothing,
+they are followed.
 """
 
 import json
@@ -60,7 +61,7 @@ def loss() -> dict:
 
 
 def rate() -> float:
-    return settings.lr * factor("inverse_sqrt", learner.step, warmup, 0.0) if warmup else settings.lr
+    return settings.lr * factor("linear", learner.step, warmup, learner.step / told["steps"]) if warmup else settings.lr
 
 
 def keep(folder: str) -> dict:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .context import Context
+from .native import Branch
 
 S = TypeVar("S")
 
@@ -73,6 +74,16 @@ class Mixer(nn.Module, Generic[S]):
     @abstractmethod
     def step(self, x: Tensor, state: S, context: Context) -> tuple[Tensor, S]:
         """x (batch, time, width) -> (batch, time, out_width), and the state after it."""
+
+    def plan(self, x: Tensor, state: S, context: Context) -> tuple[Branch, S] | None:
+        """A step of one position as a kernel takes it, together with the branches before and after it, and the state
+        after that; of x, which kernels can take, shape and kind count. None: it is for `step`, which gives the same."""
+        return None
+
+    def replan(self, branch: Branch, x: Tensor, state: S, context: Context) -> S | None:
+        """Change what `plan` made of the same weights and as many rows so that it is for this step, and give the state
+        after that. None: it has to be made anew."""
+        return None
 
     def reorder(self, state: S, rows: Tensor) -> S:
         """As `select(state, rows)`, but `state` is given up: a mixer may know a cheaper way than to copy it."""

@@ -129,12 +129,12 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
 }
 
 enum { STEPS = 63, ZERO = STEPS + 1 };  // of an input, on each side of zero; where zero is
-template <typename Real> static void round8(const Real *x, long rows, long in, char *room) {
+template <typename Real> static void round8(const Real *x, long rows, long in, char *room, Share own) {
     const float steps_again = 1.f / (1.f / STEPS);
     const Real least = Real(1e-12);
     Real *most = (Real *)room;
     uint8_t *q = (uint8_t *)(most + rows);
-    for (long r = 0; r < rows; r++) {
+    for (long r = own.begin(rows); r < own.end(rows); r++) {
         const Real *one = x + r * in;
         Real high = least;
         for (long i = 0; i < in; i++) {
@@ -186,8 +186,9 @@ template <typename Real> static void pack(const Real *table, Real *packed, long 
 }
 
 // Rows in tiles: for every channel, those of ROWS rows side by side, times a factor.
-template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor) {
-    for (long r = 0; r < rows; r += ROWS)
+template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor, Share own) {
+    const long tiles = (rows + ROWS - 1) / ROWS;
+    for (long r = own.begin(tiles) * ROWS; r < own.end(tiles) * ROWS; r += ROWS)
         for (long k = 0; k < in; k++)
             for (long i = 0; i < ROWS; i++)
                 turned[r * in + k * ROWS + i] = r + i < rows ? x[(r + i) * in + k] * factor : 0;
@@ -249,12 +250,15 @@ struct Map {
 enum { SMALL = 1 << 15 };
 INLINE int cores(long work, int threads) { return work < SMALL ? 1 : threads; }
 
-// What a map wants to know of x before cores begin with their shares: x in tiles or in eight bits.
-template <typename Real> static void prepare(const Map &map, const Real *x, long rows, char *room) {
+// What a map wants to know of x, all of it, before cores begin with their shares: x in tiles or in eight bits.
+template <typename Real> static void prepare(const Map &map, const Real *x, long rows, char *room, Share own) {
     if (map.scale)
-        round8(x, rows, map.in, room);
+        round8(x, rows, map.in, room, own);
     else if (map.packed)
-        turn(x, (Real *)room, rows, map.in, Real(1));
+        turn(x, (Real *)room, rows, map.in, Real(1), own);
+    else
+        return;
+    wait(own);
 }
 
 // A share of y = the map of x, which is prepared; `step` from row to row of y.
@@ -272,24 +276,7 @@ INLINE int cores(const Map &map, long rows, int threads) {
     return cores(map.packed ? rows * map.in * map.out / 16 : map.in * map.out, threads);
 }
 
-// y = W_2 bend(W_1 x)
-template <typename Real>
-static void mlp(const Map &into, const Map &out, int how, const Real *x, Real *y, Real *hidden, char *room, long rows,
-                int threads) {
-    prepare(into, x, rows, room);
-    spread(cores(into, rows, threads), [=, &into, &out](Share own) {
-        apply(into, x, hidden, into.out, rows, room, own);
-        wait(own);
-        const long all = rows * into.out, begin = own.begin(all);
-        bends(hidden + begin, hidden + begin, own.end(all) - begin, how);
-        wait(own);
-        if (!own.which) prepare(out, hidden, rows, room);
-        wait(own);
-        apply(out, hidden, y, out.out, rows, room, own);
-    });
-}
-
-// o_i = sum over j of softmax_j(q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of row
+// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of row
 // held[b][j]: rows of a beam that have a common past share it.
 template <typename Real> struct Looks {
     const Real *q, *k, *v;
@@ -299,6 +286,7 @@ template <typename Real> struct Looks {
     Real *room;  // (threads, heads, keys and a vector) for scores
     int64_t batch, heads, groups, queries, keys, dim, value_dim, hides, held_step, threads;
     int64_t q_step[3], k_step[3], v_step[3], added_step[4];  // batch, head, place, and key
+    double scale;  // of q . k
 };
 
 // One query of some heads of a row: a key and a value lie side by side for all heads, and are fetched once for all.
@@ -335,6 +323,7 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
             for (long o = 0; o < some; o++) {
                 const char *extra = added + (h - first) * other + (j + o) * next;
                 for (long d = 0; !N && d < a.dim; d++) found[o] += asked[d] * keys[o][own + d];
+                found[o] *= Real(a.scale);
                 if (added && !a.hides) found[o] += *(const Real *)extra;
                 score[o] = a.hides && !*extra ? none : found[o] * bits<Real>;
             }
@@ -411,37 +400,105 @@ template <typename Real> static void attend(const Looks<Real> &a) {
     for (long part = 0; part < a.threads; part++) attend(a, part);
 }
 
-// The next position of every row: queries, keys and values of x, keys and values into the slot of their cache, what the
-// query finds there, and the last map. Without maps to keys and values, what is there already is looked at.
-template <typename Real> struct Step {
+// x <- after(x + f(before(x))): a branch of a layer, for the next position of every row. f is a feed-forward, W_2 bend(W_1
+// x); or, where `out` is given, attention: queries, keys and values of x, keys and values into the slot of their cache,
+// what the query finds there, and a last map. Without maps to keys and values, what is there already is looked at.
+struct Gauge {  // a norm
+    const void *weight, *bias;
+    double eps;
+    int64_t centres;  // it takes the mean away, too
+};
+template <typename Real> struct Branch {
     Looks<Real> looks;
-    const Map *query, *key, *value, *out;
-    const Real *x;
-    Real *asked, *found, *y;  // queries, what they find, what comes out
+    const Gauge *before, *after;
+    const Map *first, *key, *value, *last;  // to queries or to what is bent, ..., back
     Real *key_slot, *value_slot;  // where those of the first row go; the next row is a step of the cache behind
-    char *room;
-    int64_t rows, threads;
-    double scale;
+    int64_t attends, how, adds;  // adds: to x; otherwise f(x) is all
 };
 
-template <typename Real> static void step(const Step<Real> &a) {
-    const long wide = a.query->out;
-    prepare(*a.query, a.x, a.rows, a.room);  // keys and values want the same
-    const int all = cores(*a.query, a.rows, a.threads);
-    spread(all > a.looks.threads ? all : a.looks.threads, [&a, wide](Share own) {
-        apply(*a.query, a.x, a.asked, wide, a.rows, a.room, own);
+// y = (x - mean) / sqrt(variance + eps) * weight + bias, of one row; y may be x
+template <typename Real> static void measure(const Gauge &gauge, const Real *x, Real *y, long wide) {
+    typedef typename Of<Real>::Vector Vector;
+    typedef typename Of<Real>::Loose Loose;
+    const long lane = lanes<Real>(), whole = wide / lane * lane;
+    const Real *weight = (const Real *)gauge.weight, *bias = (const Real *)gauge.bias;
+    Real mean = 0, square = 0;
+    if (gauge.centres) {
+        Vector some = {};
+        for (long i = 0; i < whole; i += lane) some += load(x + i);
+        mean = sum(some);
+        for (long i = whole; i < wide; i++) mean += x[i];
+        mean /= wide;
+    }
+    Vector some = {};
+    for (long i = 0; i < whole; i += lane) {
+        Vector far = load(x + i) - mean;
+        some += far * far;
+    }
+    square = sum(some);
+    for (long i = whole; i < wide; i++) square += (x[i] - mean) * (x[i] - mean);
+    const Real scale = 1 / Real(sqrt(square / wide + Real(gauge.eps)));
+    long i = 0;
+    for (; weight && bias && i < whole; i += lane)
+        *(Loose *)(y + i) = (load(x + i) - mean) * scale * load(weight + i) + load(bias + i);
+    for (; i < wide; i++) y[i] = (x[i] - mean) * scale * (weight ? weight[i] : Real(1)) + (bias ? bias[i] : Real(0));
+}
+
+// Room is the caller's, for all branches one after the other: what they have in common, and what each puts there.
+template <typename Real> struct Room {
+    Real *normed, *found, *middle, *other;  // (rows, width) twice; queries or what is bent; what queries find
+    Real *scores;
+    char *maps;
+};
+
+template <typename Real>
+static void branch(const Branch<Real> &a, const Real *x, Real *y, const Room<Real> &room, long rows, Share own) {
+    const Map &first = *a.first, &last = *a.last;
+    prepare(first, x, rows, room.maps, own);  // keys and values want the same
+    apply(first, x, room.middle, first.out, rows, room.maps, own);
+    const Real *from = room.middle;
+    if (a.attends) {
         if (a.key) {
-            apply(*a.key, a.x, a.key_slot, a.looks.k_step[0], a.rows, a.room, own);
-            apply(*a.value, a.x, a.value_slot, a.looks.v_step[0], a.rows, a.room, own);
+            apply(*a.key, x, a.key_slot, a.looks.k_step[0], rows, room.maps, own);
+            apply(*a.value, x, a.value_slot, a.looks.v_step[0], rows, room.maps, own);
         }
         wait(own);
-        for (long i = own.begin(a.rows * wide); i < own.end(a.rows * wide); i++) a.asked[i] *= Real(a.scale);
+        Looks<Real> looks = a.looks;
+        looks.q = room.middle, looks.y = room.other, looks.room = room.scores, from = room.other;
+        for (long part = own.which; part < looks.threads; part += own.all) attend(looks, part);
+    } else {
         wait(own);
-        for (long part = own.which; part < a.looks.threads; part += own.all) attend(a.looks, part);
-        wait(own);
-        if (!own.which) prepare(*a.out, a.found, a.rows, a.room);
-        wait(own);
-        apply(*a.out, a.found, a.y, a.out->out, a.rows, a.room, own);
+        const long all = rows * first.out, begin = own.begin(all);
+        bends(room.middle + begin, room.middle + begin, own.end(all) - begin, a.how);
+    }
+    wait(own);
+    prepare(last, from, rows, room.maps, own);
+    apply(last, from, y, last.out, rows, room.maps, own);
+    wait(own);
+}
+
+// Branches one after the other: x (rows, wide) -> y, which may be x
+template <typename Real>
+static void run(const Branch<Real> *branches, long many, const Gauge *end, const Real *x, Real *y, const Room<Real> &room,
+                long rows, long wide, int threads) {
+    spread(threads, [=, &room](Share own) {
+        const long begin = own.begin(rows), stop = own.end(rows);
+        const Real *now = x;
+        for (const Branch<Real> *one = branches; one < branches + many; one++) {
+            const Real *seen = now;
+            if (one->before) {
+                for (long r = begin; r < stop; r++) measure(*one->before, now + r * wide, room.normed + r * wide, wide);
+                seen = room.normed;
+                wait(own);
+            }
+            branch(*one, seen, one->adds ? room.found : y, room, rows, own);
+            if (!one->adds) continue;
+            for (long i = begin * wide; i < stop * wide; i++) y[i] = now[i] + room.found[i];
+            now = y;
+            for (long r = begin; one->after && r < stop; r++) measure(*one->after, y + r * wide, y + r * wide, wide);
+            if (one + 1 < branches + many && !one[1].before) wait(own);
+        }
+        for (long r = begin; end && r < stop; r++) measure(*end, y + r * wide, y + r * wide, wide);
     });
 }
 
@@ -477,7 +534,7 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
         state[r].mass = Vector{}, state[r].most = low, state[r].low = none;
         for (int i = 0; i < keep; i++) state[r].best[i] = none, state[r].at[i] = 0;
     }
-    turn(x, turned, rows, in, bits<Real>);
+    turn(x, turned, rows, in, bits<Real>, Share{0, 1});
     for (long o = 0; o < words; o += panel) {
         const long many = words - o < panel ? words - o : panel;
         Vector added[PANEL] = {};
@@ -504,15 +561,16 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
     void apply_##name(const Map *map, const Real *x, Real *y, long rows, char *room, int threads) {                    \
-        prepare(*map, x, rows, room);                                                                                  \
-        spread(cores(*map, rows, threads), [=](Share own) { apply(*map, x, y, map->out, rows, room, own); });          \
+        spread(cores(*map, rows, threads), [=](Share own) {                                                            \
+            prepare(*map, x, rows, room, own);                                                                         \
+            apply(*map, x, y, map->out, rows, room, own);                                                              \
+        });                                                                                                            \
     }                                                                                                                  \
-    void mlp_##name(const Map *into, const Map *out, int how, const Real *x, Real *y, Real *hidden, char *room,        \
-                    long rows, int threads) {                                                                          \
-        mlp(*into, *out, how, x, y, hidden, room, rows, threads);                                                      \
+    void run_##name(const Branch<Real> *branches, long many, const Gauge *end, const Real *x, Real *y,                 \
+                    const Room<Real> *room, long rows, long wide, int threads) {                                       \
+        run(branches, many, end, x, y, *room, rows, wide, threads);                                                    \
     }                                                                                                                  \
     void attend_##name(const Looks<Real> *a) { attend(*a); }                                                           \
-    void step_##name(const Step<Real> *a) { step(*a); }                                                                \
     void pack_##name(const Real *table, Real *packed, long words, long in) { pack(table, packed, words, in); }         \
     void likeliest_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass,            \
                           Real *turned, void *state, long rows, long in, long words, int keep) {                       \

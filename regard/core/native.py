@@ -14,7 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_uint64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, addressof, c_double, c_int, c_int64, c_long, c_uint64, c_void_p
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -42,44 +44,66 @@ class Map(Structure):
     def __reduce__(self) -> tuple:
         return Map, ()
 
-    def __deepcopy__(self, memo: dict) -> Map:
-        return Map()
-
 
 class Looks(Structure):
     """As native.cpp has it."""
 
     _fields_ = (
-        [(name, c_void_p) for name in ("q", "k", "v", "added", "held", "y", "room")]
-        + [
-            (name, c_int64)
-            for name in ("batch", "heads", "groups", "queries", "keys", "dim", "value_dim", "hides", "held_step")
-        ]
-        + [("threads", c_int64)]
-        + [(name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")]
-        + [("added_step", c_int64 * 4)]
+        *((name, c_void_p) for name in ("q", "k", "v", "added", "held", "y", "room")),
+        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "dim", "value_dim", "hides")),
+        *((name, c_int64) for name in ("held_step", "threads")),
+        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
+        ("added_step", c_int64 * 4),
+        ("scale", c_double),
     )
 
 
-class Step(Structure):
+class Gauge(Structure):
     """As native.cpp has it."""
+
+    _fields_ = (*((name, c_void_p) for name in ("weight", "bias")), ("eps", c_double), ("centres", c_int64))
+
+
+class Branch(Structure):
+    """As native.cpp has it.
+
+    maps:   linear ones that it points at; beside: what else.
+    wants:  the numbers that it needs room for: of queries or of what is bent, of what queries find, of scores; channels
+            of its widest input.
+    work:   multiplications for a row, about.
+    leaves: channels of what comes out.
+    of:     what whoever made it wants to know again.
+    slots, looked, size: of attention: where keys and values begin and how far it is to the next ones; batch, heads and
+            queries; bytes of a number.
+    """
 
     _fields_ = (
         ("looks", Looks),
-        *((name, POINTER(Map)) for name in ("query", "key", "value", "last")),
-        *((name, c_void_p) for name in ("x", "asked", "found", "y", "key_slot", "value_slot", "room")),
-        ("rows", c_int64),
-        ("threads", c_int64),
-        ("scale", c_double),
+        *((name, c_void_p) for name in ("before", "after", "first", "key", "value", "last", "key_slot", "value_slot")),
+        *((name, c_int64) for name in ("attends", "how", "adds")),
     )
+    maps: Sequence[Map | None]
+    beside: tuple
+    of: tuple
+    wants: list[int]
+    work: int
+    leaves: int
+    slots: tuple[int, int, int, int]
+    looked: tuple[int, int, int]
+    size: int
+
+
+class Room(Structure):
+    """As native.cpp has it."""
+
+    _fields_ = [(name, c_void_p) for name in ("normed", "found", "middle", "other", "scores", "maps")]
 
 
 _POINTERS, _SIZES = [c_void_p], [c_long]
 TAKES = {
     "apply": [POINTER(Map), *_POINTERS * 2, c_long, c_void_p, c_int],
-    "mlp": [POINTER(Map), POINTER(Map), c_int, *_POINTERS * 4, c_long, c_int],
     "attend": [POINTER(Looks)],
-    "step": [POINTER(Step)],
+    "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Room), *_SIZES * 2, c_int],
     "pack": [*_POINTERS * 2, *_SIZES * 2],
     "likeliest": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
@@ -254,82 +278,124 @@ def apply(known: Kernels, map: Map, x: Tensor) -> Tensor:
 BENDS = ("identity", "relu", "gelu", "gelu_tanh", "silu")  # as native.cpp counts them
 
 
-def mlp(known: Kernels, into: Map, out: Map, bend: str, x: Tensor) -> Tensor:
-    """x (rows, width), contiguous -> (rows, width): a map, a bend and a map."""
-    y, hidden = x.new_empty(x.shape[0], out.out), x.new_empty(x.shape[0], into.out)
-    beside = room(known, x, max(into.wide, into.out))
-    known.named["mlp", x.dtype](
-        into, out, BENDS.index(bend), x.data_ptr(), y.data_ptr(), hidden.data_ptr(), beside.data_ptr(), x.shape[0],
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return y
-
-
 def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None = None) -> Tensor:
     """q (batch, heads, n, dim), k and v (rows, kv_heads, m, dim), channels side by side; added: to scores, or bool,
     which of them count, broadcast to (batch, heads, n, m); held (batch, m or more): the row of each key, None: the own
     -> (batch, n, heads, dim)"""
-    y = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
-    looks, kept = _looks(q, k, v, added, held, y)
-    known.named["attend", q.dtype](looks)
-    del kept
-    return y
-
-
-def _looks(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None, y: Tensor
-) -> tuple[Looks, tuple[Tensor | None, ...]]:
-    """And what it points at that nobody else holds."""
     batch, heads, queries, dim = q.shape
     _, groups, keys, wide = v.shape
-    cores = threads(batch * heads * queries * keys * dim)
-    scores = q.new_empty(cores, heads, keys + 64 // q.element_size())
-    steps: tuple[int, ...] = (0, 0, 0, 0)
+    cores = threads(q.numel() * keys)
+    y, scores = q.new_empty(batch, queries, heads, wide), q.new_empty(_scores(heads, keys, cores, q.element_size()))
+    steps: Sequence[int] = (0, 0, 0, 0)
     if added is not None:
         added = added.expand(batch, heads, queries, keys)
         steps = added.stride()
-    looks = Looks(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if added is None else added.data_ptr(),
-        None if held is None else held.data_ptr(), y.data_ptr(), scores.data_ptr(), batch, heads, groups, queries, keys,
-        dim, wide, added is not None and added.dtype == torch.bool, 0 if held is None else held.stride(0), cores,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], steps,
-    )  # fmt: skip
-    return looks, (scores, added)
-
-
-def step(
-    known: Kernels,
-    x: Tensor,
-    maps: tuple[Map, Map | None, Map | None, Map],
-    k: Tensor,
-    v: Tensor,
-    slot: int,
-    scale: float,
-    added: Tensor | None,
-    held: Tensor | None,
-    queries: int = 1,
-) -> Tensor:
-    """The next position of rows x (rows, width): maps to queries (rows, heads * dim), keys, values, and back. k and v
-    (stored, kv_heads, m, dim) are looked at, once keys and values of x are in their `slot`; without maps to these, as
-    they are, by `queries` rows each. -> (rows, out)"""
-    query, key, value, last = maps
-    rows, dim, wide = x.shape[0], k.shape[3], v.shape[3]
-    heads = query.out // dim
-    asked, found = x.new_empty(rows, heads * dim), x.new_empty(rows, heads * wide)
-    y, beside = x.new_empty(rows, last.out), room(known, x, max(query.wide, last.wide))
-    by_head = asked.view(rows // queries, queries, heads, dim).transpose(1, 2)
-    looks, kept = _looks(by_head, k, v, added, held, found)
-    size = x.element_size()
-    known.named["step", x.dtype](
-        Step(
-            looks, ctypes.pointer(query), key and ctypes.pointer(key), value and ctypes.pointer(value),
-            ctypes.pointer(last), x.data_ptr(), asked.data_ptr(), found.data_ptr(), y.data_ptr(),
-            k.data_ptr() + slot * k.stride(2) * size, v.data_ptr() + slot * v.stride(2) * size, beside.data_ptr(), rows,
-            torch.get_num_threads(), scale,
+    known.named["attend", q.dtype](
+        Looks(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), None if added is None else added.data_ptr(),
+            None if held is None else held.data_ptr(), y.data_ptr(), scores.data_ptr(), batch, heads, groups, queries,
+            keys, dim, wide, added is not None and added.dtype == torch.bool, 0 if held is None else held.stride(0),
+            cores, q.stride()[:3], k.stride()[:3], v.stride()[:3], steps, 1.0,
         )
     )  # fmt: skip
-    del kept
     return y
+
+
+def _scores(heads: int, keys: int, cores: int, size: int) -> int:
+    """Numbers of so many bytes that attention needs room for."""
+    return cores * heads * (keys + 64 // size)
+
+
+def feeding(into: Map, out: Map, bend: str, rows: int) -> Branch:
+    """A map, a bend and a map."""
+    made = Branch(first=addressof(into), last=addressof(out), how=BENDS.index(bend))
+    made.maps, made.work, made.leaves = (into, out), into.wide * into.out, out.out
+    made.wants = [rows * into.out, 0, 0, max(into.wide, into.out)]
+    return made
+
+
+def looking(
+    maps: Sequence[Map | None], rows: int, k: Tensor, v: Tensor, slot: int, scale: float, added: Tensor | None,
+    held: Tensor | None, keys: int, queries: int = 1,
+) -> Branch:  # fmt: skip
+    """Attention at the next position of each row: maps to queries, keys, values, and back. The first `keys` of k and v
+    (stored, m, kv_heads, dim) are looked at, once keys and values are in their `slot`; without maps to these, as they
+    are, by `queries` rows each."""
+    first, key, value, last = maps
+    assert first is not None
+    assert last is not None
+    (row, place, head, _), (v_row, v_place, v_head, _) = k.stride(), v.stride()
+    (groups, dim), out, wide, size = k.shape[2:], first.out, v.shape[3], k.element_size()
+    looks = Looks(
+        k=k.data_ptr(), v=v.data_ptr(), batch=rows // queries, heads=out // dim, groups=groups, queries=queries,
+        dim=dim, value_dim=wide, q_step=(queries * out, dim, out), k_step=(row, head, place),
+        v_step=(v_row, v_head, v_place), scale=scale,
+    )  # fmt: skip
+    made = Branch(looks, first=addressof(first), last=addressof(last), attends=1)
+    if key is not None and value is not None:
+        made.key, made.value = addressof(key), addressof(value)
+    made.maps, made.work, made.leaves = maps, first.wide * out, last.out
+    made.slots = (looks.k, looks.v, place * size, v_place * size)
+    made.wants = [rows * out, rows * last.wide, 0, max(first.wide, last.wide)]
+    made.size, made.looked = size, (rows // queries, out // dim, queries)
+    relook(made, slot, added, held, keys)
+    return made
+
+
+def relook(made: Branch, slot: int, added: Tensor | None, held: Tensor | None, keys: int) -> None:
+    """What `looking` made, for another position of the same rows: their cache lies where it lay."""
+    looks, (batch, heads, queries) = made.looks, made.looked
+    k, v, step, v_step = made.slots
+    if added is not None:
+        added = added.expand(batch, heads, queries, keys)
+        looks.added_step, looks.hides = added.stride(), added.dtype == torch.bool
+    looks.added = None if added is None else added.data_ptr()
+    if held is not None:
+        looks.held_step = held.stride(0)
+    looks.held = None if held is None else held.data_ptr()
+    looks.keys, looks.threads = keys, threads(made.wants[0] * keys)
+    made.key_slot, made.value_slot = k + slot * step, v + slot * v_step
+    made.beside = (added, held)
+    made.wants[2] = _scores(heads, keys, looks.threads, made.size)
+
+
+class Program:
+    """Branches that are taken one after the other. With the norms before and after each they are added to what comes
+    in, and there may be a norm at the end; a branch without them is all."""
+
+    def __init__(
+        self, branches: Sequence[Branch], gauges: Sequence[Sequence[Gauge | None]] = (), end: Gauge | None = None
+    ):
+        self.gauges, self.end = gauges, end
+        for one, (before, after) in zip(branches, gauges, strict=False):
+            one.adds, one.before, one.after = 1, before and addressof(before), after and addressof(after)
+        self.every = (Branch * len(branches))(*branches)
+        self.branches = list(self.every)  # the same, where they lie now
+        for new, old in zip(self.branches, branches, strict=True):
+            vars(new).update(vars(old))
+        self.work = sum(one.work for one in branches)
+
+    def run(self, known: Kernels, x: Tensor) -> Tensor:
+        """x (rows, width), contiguous"""
+        rows, wide = x.shape
+        y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
+        most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
+        parts = (rows * wide, rows * wide, *most[:3], (rows + known.rows) * (most[3] + 1))
+        begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
+        beside = torch.empty(begins[-1] + 64, dtype=torch.uint8)
+        origin = -(-beside.data_ptr() // 64) * 64
+        known.named["run", x.dtype](
+            self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(),
+            Room(*[origin + begin for begin in begins[:-1]]), rows, wide, threads(self.work * max(rows // 16, 1)),
+        )  # fmt: skip
+        return y
+
+
+def gauge(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centres: bool) -> Gauge | None:
+    """A norm of vectors x, if its numbers are of the same kind."""
+    if any(t is not None and (t.dtype != x.dtype or not t.is_contiguous()) for t in (weight, bias)):
+        return None
+    return Gauge(*(None if t is None else t.data_ptr() for t in (weight, bias)), eps, centres)
 
 
 def pack(known: Kernels, table: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .native import Gauge
+
 
 class Norm(nn.Module):
     """x (batch, time, width) -> the same shape. Statistics over positions use the real ones only, and in eval mode
@@ -16,6 +18,10 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         raise NotImplementedError
+
+    def gauge(self, x: Tensor) -> Gauge | None:
+        """The same for vectors like x as a kernel does it, each for itself; None: it cannot."""
+        return None
 
 
 def real(x: Tensor, valid: Tensor | None) -> Tensor:

@@ -1,13 +1,15 @@
 """Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and how
 many cores torch has read them depends on the processor: here every core reads its share."""
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import native
+from .context import Context
+from .mixer import Mixer
 
 FEW = 24  # rows of x, up to which it pays
 MATRIX = 1 << 20  # weights of a map, up to which they are held once more for many rows
@@ -17,30 +19,32 @@ class Linear(nn.Linear):
     """A linear map that is fast for a few rows, too."""
 
     near: native.Map | None = None  # where its weights lie
-    packed: tuple[Tensor, int, int] | None = None  # its weights in another order, and what these were made of
+    packed: tuple[native.Map, int, int] | None = None  # the same with weights in another order; of what these were made
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             self.packed = None  # the weights may be about to change, and not every optimiser tells
         return linear(x, self.weight, self.bias)
 
-    def map(self, known: native.Kernels, x: Tensor) -> native.Map | None:
+    def map(self, x: Tensor) -> native.Map | None:
         """As the kernels want it for rows x (..., in); None where they cannot, or should not."""
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         assert weight is not None
-        if weight.dtype != x.dtype or not weight.is_contiguous():
+        near = self.near
+        if near is None or near.held[0] is not weight or near.held[1] is not bias or near.weight != weight.data_ptr():
+            near = self.near = native.map_of(weight, bias) if weight.is_contiguous() else None
+        if near is None or weight.dtype != x.dtype:
             return None
         if few(x):
-            known_as = self.near
-            if known_as is None or known_as.held[0] is not weight or known_as.weight != weight.data_ptr():
-                known_as = self.near = native.map_of(weight, bias)
-            return known_as
+            return near
         if weight.numel() > MATRIX:
             return None
         made_of = (weight.data_ptr(), weight._version)
-        if self.packed is None or self.packed[1:] != made_of:
-            self.packed = (native.pack(known, weight), *made_of)
-        return native.map_of(weight, bias, self.packed[0])
+        if self.packed is None or self.packed[1:] != made_of or self.packed[0].held[1] is not bias:
+            known = native.kernels()
+            assert known is not None
+            self.packed = (native.map_of(weight, bias, native.pack(known, weight)), *made_of)
+        return self.packed[0]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,28 +65,32 @@ def flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-def maps(x: Tensor, *modules: nn.Module) -> tuple[native.Kernels, list[native.Map]] | None:
-    """The kernels and these linear maps as they want them, if several things can be done at once to rows x (batch, n,
-    width): to a few, or to the next position of many."""
-    if torch.is_grad_enabled() or not (x.shape[1] == 1 or few(x)):
+def maps(x: Tensor, *modules: nn.Module | None) -> list[native.Map] | None:
+    """These linear maps as the kernels want them, if all of them can take rows x (batch, n, width) at once."""
+    if len(set(map(type, modules))) != 1 or not hasattr(modules[0], "map"):
         return None
-    known = native.native(x) if len({type(module) for module in modules}) == 1 else None
-    if known is None:
+    made = [module.map(x) for module in modules]  # type: ignore[union-attr, operator]
+    return None if None in made else made
+
+
+def alone(mixer: Mixer, x: Tensor, state: Any, context: Context) -> tuple[Tensor, Any] | None:
+    """A step by a mixer's own plan, if it has one: for the next position of rows x (batch, 1, width), or for a few."""
+    known = native.native(x) if (x.shape[1] == 1 or few(x)) and not torch.is_grad_enabled() else None
+    plan = None if known is None else mixer.plan(x, state, context)
+    if known is None or plan is None:
         return None
-    made: list = [m.map(known, x) if hasattr(m, "map") else None for m in modules]  # type: ignore[operator]
-    return None if None in made else (known, made)
+    return native.Program([plan[0]]).run(known, flat(x)).view(*x.shape[:-1], plan[0].leaves), plan[1]
 
 
 def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
-    """The kernels for learning, if they can do what these modules do to x: linear maps, which nobody watches."""
-    if not torch.is_grad_enabled():
-        return None
+    """The kernels for learning, which serve for many rows as well, if they can do what these modules do to x: linear
+    maps, which nobody watches."""
     for module in modules:
         if not plain(module) or module._forward_hooks or module._forward_pre_hooks:
             return None
     known = native.able(x, *(m.weight for m in modules), *(m.bias for m in modules))  # type: ignore[arg-type]
     for module in modules:
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and torch.is_grad_enabled():
             module.packed = None  # as in its forward
     return known
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import native
 from .context import Context
 from .errors import UserError
 from .mixer import Cost, Mixer
@@ -19,8 +20,11 @@ from .norm import Norm
 from .parts import name_of, part, takes
 from .pattern import Pattern, blind
 from .position import Position
+from .product import flat
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
+
+FOUND_OUT = ("_order", "_last")  # about a step of a stack, for the next one
 
 
 class Layer(nn.Module):
@@ -131,9 +135,11 @@ class Stack(nn.Module):
 
     recompute: set it to keep only what enters each layer, and compute the layer again in the backward pass (Chen et al.
                2016, arXiv:1604.06174). Wirings that save memory in a way of their own are left to it.
+    together:  a step may be taken by one call of a kernel; else by its parts, which can then be seen.
     """
 
     recompute = False
+    together = True
 
     def __init__(
         self,
@@ -224,6 +230,8 @@ class Stack(nn.Module):
         return list(self.layers)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        if torch.is_grad_enabled():
+            self._anew()
         first = self._layers[0].wiring
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
@@ -252,16 +260,69 @@ class Stack(nn.Module):
         return seen[-1] if views else first.leave(stream, self.norm, context), tuple(finals), tuple(seen)
 
     def start(self, context: Context, capacity: int) -> tuple:
+        self._anew()
         return tuple(layer.start(context, capacity) for layer in self._layers)
+
+    def _anew(self) -> None:
+        """What was found out about a step is forgotten: parts or weights may be others."""
+        for name in FOUND_OUT:
+            vars(self).pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without it: a copy finds out for itself."""
+        return {name: value for name, value in vars(self).items() if name not in FOUND_OUT}
+
+    @cached_property
+    def _order(self) -> list[tuple[Tap, list[tuple[Mixer, tuple[Norm | None, Norm | None] | None]]]]:
+        """For each layer, who watches it, its mixers and the norms around them; as they are when decoding starts."""
+        return [
+            (layer.out, [(mixer, layer.wiring.around(i)) for i, mixer in enumerate(layer.mixers)])
+            for layer in self._layers
+        ]
 
     def step(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
         first = self._layers[0].wiring
+        if at_once := self._at_once(x, state, context):
+            return at_once
         stream = first.enter(x)
         after = []
         for layer, part_state in zip(self._layers, state, strict=True):
             stream, new = layer.step(stream, part_state, context)
             after.append(new)
         return first.leave(stream, self.norm, context), tuple(after)
+
+    def _at_once(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
+        """The same step by one call of a kernel, where every part of it knows how."""
+        known = native.native(x) if self.together and x.shape[1] == 1 and not self.training else None
+        if known is None or any(tap.watchers for tap, _ in self._order):
+            return None
+        plan: Plan | None = vars(self).pop("_last", None)  # nobody else has it now
+        after = plan.again(x, state, context) if plan and plan.fits(x) else None
+        if plan is None or after is None:
+            found = self._plan(x, state, context)
+            if found is None:
+                return None
+            plan, after = found
+        y = plan.program.run(known, flat(x)).view(x.shape)
+        vars(self)["_last"] = plan
+        return y, after
+
+    def _plan(self, x: Tensor, state: tuple, context: Context) -> tuple[Plan, tuple] | None:
+        end = _gauges((self.norm,), x)
+        branches, gauges, after = [], [], []
+        for (_, parts), part_state in zip(self._order, state, strict=True):
+            new = []
+            for (mixer, around), own in zip(parts, part_state, strict=True):
+                both = None if around is None else _gauges(around, x)
+                plan = None if both is None or end is None else mixer.plan(x, own, context)
+                if plan is None or both is None:
+                    return None
+                branches.append(plan[0])
+                gauges.append(both)
+                new.append(plan[1])
+            after.append(tuple(new))
+        mixers = [[mixer for mixer, _ in parts] for _, parts in self._order]
+        return Plan(native.Program(branches, gauges, *(end or ())), mixers, [*self.parameters()], x), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """As `select`, but `state` is given up."""
@@ -273,6 +334,46 @@ class Stack(nn.Module):
     def cost(self, length: int, past: int = 0) -> Cost:
         costs = [mixer.cost(length, past) for layer in self._layers for mixer in layer.mixers]
         return Cost(sum(c.flops for c in costs), sum(c.state for c in costs))
+
+
+class Plan:
+    """A step of a stack by one call of a kernel, kept for the next one as long as all is as it was."""
+
+    def __init__(self, program: native.Program, mixers: list[list[Mixer]], weights: list[Tensor], x: Tensor):
+        self.program, self.mixers, self.weights = program, mixers, weights
+        self.rows, self.dtype = x.shape[0], x.dtype
+        self.changing = [weight for weight in weights if not weight.is_inference()]  # the others cannot tell
+        self.inside, self.where = self._inside(), self._where()
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether it is for rows like x, and the same weights."""
+        same = self.rows == x.shape[0] and self.dtype == x.dtype
+        return same and self._inside() == self.inside and self._where() == self.where
+
+    def _inside(self) -> list[list[Any]]:
+        return [list(mixer._modules.values()) for mixers in self.mixers for mixer in mixers]
+
+    def _where(self) -> tuple[list[int], list[int]]:
+        return [weight.data_ptr() for weight in self.weights], [weight._version for weight in self.changing]
+
+    def again(self, x: Tensor, state: tuple, context: Context) -> tuple | None:
+        """For this step: the state after it. None: it does not fit."""
+        branches, after = iter(self.program.branches), []
+        for mixers, part_state in zip(self.mixers, state, strict=True):
+            new = [mixer.replan(next(branches), x, own, context) for mixer, own in zip(mixers, part_state, strict=True)]
+            if None in new:
+                return None
+            after.append(tuple(new))
+        return tuple(after)
+
+
+def _gauges(norms: Sequence[Norm | None], x: Tensor) -> list[native.Gauge | None] | None:
+    """Norms as a kernel has them, None for those that do nothing; all is None where there is one that it has not."""
+    made = [None if norm is None or norm.idle else norm.gauge(x) for norm in norms]
+    for norm, one in zip(norms, made, strict=True):
+        if one is None and not (norm is None or norm.idle):
+            return None
+    return made
 
 
 def _layer(table: Any, width: int, inherited: dict[str, Any]) -> Layer:

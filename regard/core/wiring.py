@@ -64,6 +64,10 @@ class Wiring(nn.Module):
     def forward(self, stream: Stream, branches: Sequence[Branch], context: Context) -> Stream:
         raise NotImplementedError
 
+    def around(self, index: int) -> tuple[Norm | None, Norm | None] | None:
+        """Where all that happens to a branch is x <- after(x + f(before(x))): these two norms. None: more happens."""
+        return None
+
     def leave(self, stream: Stream, norm: Norm, context: Context) -> Tensor:
         """The stack's output; `norm` is the stack's own, none unless the recipe asks."""
         return norm(stream, context.valid)

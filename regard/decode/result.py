@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Memory, UserError, select
+from regard.machine import keep_memory
 
 SCORES = 2_500_000  # made at a time: they stay in the processor's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
@@ -73,6 +74,7 @@ class Request(NamedTuple):
     def begin(self, model: Stepper) -> tuple[Next, Any]:
         """What may be the first new token, and the state after the prefix."""
         self._check()
+        keep_memory()
         batch, same = len(self.prefix), self._same()
         state = model.start(1 if same else batch, self.room, memory=self.memory)
         if same:  # what all rows begin with is read once

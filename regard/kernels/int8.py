@@ -49,7 +49,7 @@ class Int8Linear(nn.Linear):
         """(out, in) as it is used, made anew each time."""
         return torch.ops.quantized.linear_unpack(self.held)[0].dequantize().to(self.scale.dtype)
 
-    def map(self, known: native.Kernels, x: Tensor) -> native.Map | None:
+    def map(self, x: Tensor) -> native.Map | None:
         """As core/product.py has it."""
         bias, near = self._parameters["bias"], self.near
         if not few(x) or (bias is not None and bias.dtype != x.dtype):
@@ -61,7 +61,7 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        if few(x) and (known := native.native(x, self.bias)) and (map := self.map(known, x)):
+        if few(x) and (known := native.native(x, self.bias)) and (map := self.map(x)):
             return native.apply(known, map, flat(x)).view(*x.shape[:-1], self.out_features)
         most = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True).clamp_(min=LEAST)
         y = ROUNDED((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)

@@ -4,8 +4,9 @@ position, a pattern, a score, a kernel."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,10 @@ from regard.core import (
     part,
     select,
 )
-from regard.core.native import Kernels, Map, step
+from regard.core.native import Branch, Map, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
-from regard.core.product import flat, maps
+from regard.core.product import alone, maps
 
 from .attend import Attend
 from .cache import Cache, Source, shared, write
@@ -176,12 +177,13 @@ class MultiHead(Mixer[Cache | Source]):
         return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
 
     def step(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Tensor, Cache | Source]:
+        if found := alone(self, x, state, context):
+            return found
         if isinstance(state, Source):
             return self._step_across(x, state.settled(), context)
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
-        needed = self.room(context.last + 1)
-        state = state.grow(needed) if needed > state.room else state
+        state = self._roomy(state, context)
         if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
             return self._step(x, state, context)
         outputs = []
@@ -190,34 +192,76 @@ class MultiHead(Mixer[Cache | Source]):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
-    def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
-        """Rows with one source, such as the beams of a sentence, look at it together."""
-        sources = len(state.at)
+    def plan(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Branch, Cache | Source] | None:
+        modules = self._modules  # which is faster to ask
+        attend: Attend = modules["attend"]  # type: ignore[assignment]
+        if x.shape[1] != 1 or not self._plain or not attend.usual or (self.training and attend.dropout):
+            return None
+        if isinstance(state, Source):
+            if (fast := maps(x, modules["q"], modules["out"])) is None:
+                return None
+            state = state.settled()
+            maps_of, slot, see = (fast[0], None, None, fast[1]), 0, self._across(state, context)
+            made = self._branch(maps_of, x, state.keys.transpose(1, 2), state.values.transpose(1, 2), slot, see)
+            made.of = ref(state.keys), ref(state.values), state.rows
+            return made, state
+        every = maps(x, *(modules[name] for name in ("q", "k", "v", "out"))) if self._causal else None
+        if every is None:
+            return None
+        state, slot, at, see = self._placed(x, self._roomy(state, context), context)
+        if not isinstance(slot, int):
+            return None
+        made = self._branch(every, x, state.keys, state.values, slot, see)
+        made.of = ref(state.keys), ref(state.values)
+        return made, Cache(*state[:2], at, see.held)
 
-        def together(tensor: Tensor) -> Tensor:
-            return tensor.reshape(sources, -1, *tensor.shape[2:])
+    def replan(self, branch: Branch, x: Tensor, state: Cache | Source, context: Context) -> Cache | Source | None:
+        attend: Attend = self._modules["attend"]  # type: ignore[assignment]
+        keys, values, *rows = branch.of
+        if keys() is not state.keys or values() is not state.values or not attend.usual:
+            return None
+        if isinstance(state, Source):
+            if not torch.equal(state.rows, *rows):
+                return None
+            slot, see, after = 0, self._across(state, context), state
+        else:
+            placed, slot, at, see = self._placed(x, self._roomy(state, context), context)
+            if placed is not state or not isinstance(slot, int):
+                return None
+            after = Cache(state.keys, state.values, at, see.held)
+        relook(branch, slot, self._added(see, x), see.held, see.key_at.shape[1])
+        return after
 
-        see = context.once(  # layers that look at one and the same memory see the same
+    def _roomy(self, state: Cache, context: Context) -> Cache:
+        needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
+        return state.grow(needed) if needed > state.room else state
+
+    def _across(self, state: Source, context: Context) -> See:
+        """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
+        same memory see the same."""
+        at = context.positions
+        return context.once(
             ("across", self.pattern, id(state.at)),
-            lambda: See(self.pattern, together(context.positions), state.at, holes=True, known={}),
+            lambda: See(self.pattern, at.reshape(len(state.at), -1), state.at, holes=True, known={}),
         )
-        if x.shape[1] == 1 and (fast := self._at_once(x, self.q, self.out)):
-            known, (query, last) = fast
-            return self._answer((known, [query, None, None, last]), x, state.keys, state.values, 0, see), state
-        valid = None if context.valid is None else together(context.valid)
+
+    def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
+        sources, see = len(state.at), self._across(state, context)
+        valid = None if context.valid is None else context.valid.reshape(sources, -1)
         keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
-        y = self.look(together(x), keys, values, see, valid)
+        y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
         return y.reshape(*x.shape[:2], -1), state
 
-    def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+    def _placed(self, x: Tensor, state: Cache, context: Context) -> tuple[Cache, Tensor | int, Tensor, See]:
+        """The state, with other rows' keys only where these can be read, and what `_place` finds for it."""
         state = state if state.held is None or self._reaches(x, context) else state.settled()
         # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
         which = ("step", self.pattern, state.room, state.held is None)
-        slot, at, see = context.once(which, lambda: self._place(state, context))
+        return state, *context.once(which, lambda: self._place(state, context))
+
+    def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        state, slot, at, see = self._placed(x, state, context)
         count = see.key_at.shape[1]
-        if isinstance(slot, int) and (fast := self._at_once(x, self.q, self.k, self.v, self.out)):
-            k, v = (t[:, :count].transpose(1, 2) for t in state[:2])
-            return self._answer(fast, x, k, v, slot, see), Cache(*state[:2], at, see.held)
         keys, values = self.keys(x, context.positions)
         if see.held is None:
             state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
@@ -231,23 +275,29 @@ class MultiHead(Mixer[Cache | Source]):
     def _plain(self) -> bool:
         """Whether nothing is done to queries, keys and values but maps and a factor."""
         acts = any(self.position.acts(place) for place in ("query", "key", "value", "read"))
-        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle and type(self).look is MultiHead.look
-        return idle and not acts and not self.position.asks and self.score.factor is not None
+        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
+        own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
+        return own and idle and not acts and not self.position.asks and self.score.factor is not None
 
-    def _at_once(self, x: Tensor, *modules: nn.Module) -> tuple[Kernels, list[Map]] | None:
-        """A kernel that does all of a step for a few rows, and the maps that it wants, if that is possible."""
-        attend = self.attend
-        plain = self._plain and not (self.training and attend.dropout)
-        return maps(x, *modules) if plain and x.shape[1] == 1 and attend.usual else None
+    @cached_property
+    def _causal(self) -> bool:
+        return self.over == "self" and self.pattern.causal
 
-    def _answer(self, fast: tuple[Kernels, list], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See) -> Tensor:
-        """x (batch, 1, width), after its keys and values have gone to their slot, where there are maps to them."""
-        bias = None
-        if self.position.acts("bias"):
-            bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
-        added, queries = see.added(self.heads, bias, x.dtype), x.shape[0] // see.query_at.shape[0]
+    @cached_property
+    def _biased(self) -> bool:
+        return self.position.acts("bias")
+
+    def _branch(self, every: Sequence[Map | None], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See) -> Branch:
+        """For x (batch, 1, width): keys and values go to their slot first, where there are maps to them."""
+        many = see.key_at.shape[1], x.shape[0] // see.query_at.shape[0]
         assert self.score.factor is not None
-        return step(fast[0], flat(x), fast[1], k, v, slot, self.score.factor, added, see.held, queries)[:, None]
+        return looking(every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many)
+
+    def _added(self, see: See, x: Tensor) -> Tensor | None:
+        if not self._biased:
+            return see.added(self.heads, None, x.dtype)
+        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
+        return see.added(self.heads, bias, x.dtype)
 
     def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
         return state.reorder(rows) if isinstance(state, Cache) and self._finds else select(state, rows)

@@ -1,16 +1,19 @@
 """Kernels of our own: the same as torch's operations, for both kinds of numbers and any number of cores."""
 
+import copy
 import math
 import os
+import pickle
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from regard import build
-from regard.core import native, product
+from regard.core import native, product, select
 from regard.verify import laws
 
 KNOWN = native.kernels()
@@ -46,8 +49,8 @@ def test_feed_forward(threads, dtype, rows, bend, torchs, known):
     x[0] *= 9  # far from 0, too
     wanted = F.linear(torchs(F.linear(x, into)), out)
     packed = [None, None] if rows < 25 else [native.pack(known, into), native.pack(known, out)]
-    found = native.mlp(known, native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1]), bend, x)
-    near(found, wanted)
+    maps = native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1])
+    near(native.Program([native.feeding(*maps, bend, rows)]).run(known, x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,8 +158,7 @@ def test_weights_that_change_are_seen():
 
     def fast():
         with torch.no_grad():
-            known, (made,) = product.maps(x, linear)
-            return native.apply(known, made, x[:, 0])
+            return native.apply(KNOWN, *product.maps(x, linear), x[:, 0])
 
     near(fast(), linear(x)[:, 0].detach())
     with torch.no_grad():
@@ -167,6 +169,135 @@ def test_weights_that_change_are_seen():
     linear(x).sum().backward()
     optimiser.step()
     near(fast(), F.linear(x, linear.weight, linear.bias)[:, 0].detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centres", [True, False])
+@pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("wide", [13, 32, 45])
+def test_norms_around_branches(threads, dtype, centres, weight, bias, wide, known):
+    """x <- after(x + f(before(x))), twice, and one at the end."""
+    rows, hidden = 5, 29
+    x, into, out = (torch.randn(*size, dtype=dtype) for size in ((rows, wide), (hidden, wide), (wide, hidden)))
+    gains = [(torch.randn(wide, dtype=dtype) if weight else None) for _ in range(3)]
+    shifts = [(torch.randn(wide, dtype=dtype) if bias else None) for _ in range(3)]
+
+    def norm(x, i):
+        if centres:
+            return F.layer_norm(x, (wide,), gains[i], shifts[i], 1e-3)
+        y = F.rms_norm(x, (wide,), gains[i], 1e-3)
+        return y if shifts[i] is None else y + shifts[i]
+
+    made = [native.gauge(x, gain, shift, 1e-3, centres) for gain, shift in zip(gains, shifts, strict=True)]
+    maps = native.map_of(into, None), native.map_of(out, None)
+
+    def f(x):
+        return F.linear(F.relu(F.linear(x, into)), out)
+
+    wanted = x + f(norm(x, 0))
+    wanted = norm(norm(wanted + f(wanted), 1), 2)
+    branches = [native.feeding(*maps, "relu", rows) for _ in range(2)]
+    near(native.Program(branches, [(made[0], None), (None, made[1])], made[2]).run(known, x), wanted)
+
+
+def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3):
+    """Scores, and how many branches each call of a kernel took."""
+    torch.manual_seed(2)
+    given = model.draw(rows, steps)
+    tokens, calls, scores, run = given.pop("tokens"), [], [], native.Program.run
+
+    def counted(own, *more):
+        calls.append(len(own.branches))
+        return run(own, *more)
+
+    if monkeypatch:
+        monkeypatch.setattr(native.Program, "run", counted)
+    with torch.no_grad():
+        state = model.start(rows, steps + 2, **given)
+        calls.clear()
+        for at in range(steps):
+            state = between(at, state)
+            one, state = model.step(tokens[: len(state.lengths), at : at + 1], state)
+            scores.append(one.flatten())
+    return torch.cat(scores), calls
+
+
+WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monkeypatch):
+    """By one call of a kernel, which is indeed what happens; also where rows go and change places."""
+    torch.manual_seed(1)
+    model = build(name, size="tiny", vocab=61).eval()
+    depth = sum(len(layer.mixers) for layer in model.stack.layers)
+
+    def between(at, state):
+        if at == 3:
+            return model.reorder(state, torch.arange(rows).flip(0))
+        return select(state, torch.tensor([1, 0])) if at == 5 else state
+
+    for change in (lambda at, state: state, between):
+        found, calls = taken(model, monkeypatch, between=change, rows=rows)
+        assert calls == [depth] * 7
+        monkeypatch.undo()
+        monkeypatch.setattr(model.stack, "together", False)
+        near(found, taken(model, between=change, rows=rows)[0])
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
+    """Weights in place, weights elsewhere, other maps, watchers, and what a fused optimiser does without a word."""
+    model = build("gpt2", size="tiny", vocab=61).eval()
+    attention = model.stack.layers[1].branches["mixer"]
+    seen = []
+
+    def change(at, state):
+        if at == 1:
+            attention.q.weight.mul_(1.5)
+        if at == 2:
+            attention.k.weight.data = attention.k.weight.data * 1.5
+        if at == 3:
+            linear = product.Linear(model.width, model.width)
+            linear.weight.copy_(attention.v.weight * 2)
+            attention.v = linear.requires_grad_(False)
+        if at == 4:
+            model.stack.layers[0].out.watchers.append(lambda x: seen.append(x.clone()))
+        if at == 5:
+            model.stack.layers[0].out.watchers.clear()
+        if at == 6:
+            with torch.enable_grad():
+                optimiser = torch.optim.Adam(model.parameters(), 0.01, fused=True)
+                model(torch.arange(6)[None]).square().mean().backward()
+                optimiser.step()
+        return state
+
+    begin = copy.deepcopy(model)
+    wanted = copy.deepcopy(model)
+    found = taken(model, between=change, rows=rows)[0]
+    model, attention = wanted, wanted.stack.layers[1].branches["mixer"]
+    wanted.stack.together = False
+    near(found, taken(wanted, between=change, rows=rows)[0])
+    near(*seen)
+    assert not torch.allclose(found, taken(begin, rows=rows)[0])
+
+
+def test_a_model_that_has_stepped_can_be_copied_and_pickled():
+    model = build("gpt2", size="tiny", vocab=61).eval()
+    found = taken(model)[0]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(taken(other)[0], found)
+
+
+def test_a_cache_is_not_kept_when_nobody_wants_it():
+    model = build("gpt2", size="tiny", vocab=61).eval()
+    with torch.no_grad():
+        _, state = model.step(torch.zeros(2, 1, dtype=torch.long), model.start(2, 5))
+    keys = weakref.ref(state.layers[0][0].keys)
+    del state
+    assert keys() is None
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama", "t5", "alibi"])

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Dropout, Norm, Pointwise, learn, part
-from regard.core.native import BENDS, mlp
-from regard.core.product import flat, learns, maps
+from regard.core import Context, Cost, Dropout, Empty, Norm, Pointwise, learn, part
+from regard.core.native import BENDS, Branch, feeding
+from regard.core.product import alone, learns, maps
 from regard.kernels.activation import activation as bend
 
 
@@ -41,13 +41,25 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self.activation in BENDS and self.norm.idle and not (self.training and self.drop.rate):
-            if fast := maps(x, self.into, self.out):
-                return mlp(fast[0], *fast[1], self.activation, flat(x)).view(x.shape)
-            if known := learns(x, self.into, self.out):
-                into, out = self.into, self.out
-                return learn.mlp(known, x, into.weight, into.bias, self.activation, out.weight, out.bias)
+        if found := alone(self, x, Empty(), context):
+            return found[0]
+        if self._plain and (known := learns(x, self.into, self.out)):
+            into, out = self.into, self.out
+            return learn.mlp(known, x, into.weight, into.bias, self.activation, out.weight, out.bias)
         return self.out(self.norm(self.drop(self.bend(self.into(x))), context.valid))
+
+    def plan(self, x: Tensor, state: Empty, context: Context) -> tuple[Branch, Empty] | None:
+        modules = self._modules  # which is faster to ask
+        fast = maps(x, modules["into"], modules["out"]) if self._plain else None
+        return None if fast is None else (feeding(*fast, self.activation, x.shape[0] * x.shape[1]), state)
+
+    def replan(self, branch: Branch, x: Tensor, state: Empty, context: Context) -> Empty:
+        return state
+
+    @property
+    def _plain(self) -> bool:
+        norm: Norm = self._modules["norm"]  # type: ignore[assignment]
+        return self.activation in BENDS and norm.idle and not (self.training and self.drop.rate)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)

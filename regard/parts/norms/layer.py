@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
+from regard.core.native import Gauge, gauge
 
 
 class Layer(Norm):
@@ -22,3 +23,7 @@ class Layer(Norm):
         inner = self.inner
         weight, bias = inner._parameters["weight"], inner._parameters["bias"]  # which is faster to ask for
         return torch.layer_norm(x, inner.normalized_shape, weight, bias, inner.eps)
+
+    def gauge(self, x: Tensor) -> Gauge | None:
+        inner: nn.LayerNorm = self._modules["inner"]  # type: ignore[assignment]
+        return gauge(x, inner._parameters["weight"], inner._parameters["bias"], inner.eps, True)

@@ -8,6 +8,7 @@ Zhang & Sennrich 2019, arXiv:1910.07467.
 from torch import Tensor, nn
 
 from regard.core import Norm
+from regard.core.native import Gauge, gauge
 
 
 class Rms(Norm):
@@ -21,3 +22,7 @@ class Rms(Norm):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.inner(x)
+
+    def gauge(self, x: Tensor) -> Gauge | None:
+        inner: nn.RMSNorm = self._modules["inner"]  # type: ignore[assignment]
+        return gauge(x, inner._parameters["weight"], None, inner.eps, False)

@@ -25,3 +25,6 @@ class Post(Wiring):
         for norm, branch in zip(self.norms, branches, strict=True):
             stream = norm(self.drop.add(stream, branch(stream)), context.valid)
         return stream
+
+    def around(self, index: int) -> tuple[Norm | None, Norm | None]:
+        return None, self.norms[index]  # type: ignore[return-value]

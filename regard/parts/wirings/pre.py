@@ -25,3 +25,6 @@ class Pre(Wiring):
         for norm, branch in zip(self.norms, branches, strict=True):
             stream = self.drop.add(stream, branch(norm(stream, context.valid)))
         return stream
+
+    def around(self, index: int) -> tuple[Norm | None, Norm | None]:
+        return self.norms[index], None  # type: ignore[return-value]
