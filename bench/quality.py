@@ -114,9 +114,9 @@ def main() -> None:
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, Muon and "
-        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to nothing at {SETTINGS['steps']:,}, smoothing "
-        f"{SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every {given.turn} steps. Minutes of training "
-        "alone.",
+        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to nothing at "
+        f"{SETTINGS['steps']:,}, smoothing {SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every "
+        f"{given.turn} steps. Minutes of training alone.",
         "",
         *results.table(["", f"minutes to BLEU {given.bleu:g}", "steps", "BLEU", "times as long"], rows),
         "",

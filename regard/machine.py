@@ -112,6 +112,14 @@ def keep_memory() -> bool:
     return kept
 
 
+def give_back_memory() -> None:
+    """What is free now goes back to the system: forks would hold it, too, and each would soon have its own."""
+    if keep_memory():
+        library = ctypes.CDLL(None)
+        library.malloc_trim(0)
+        _in_huge_pages(library)
+
+
 def _in_huge_pages(library: ctypes.CDLL) -> None:
     """The memory that malloc takes next comes in pages of two megabytes, where the system gives them to whoever asks:
     there are fewer to make and to look up. It is asked for at once and freed again, so that nothing of it is used."""

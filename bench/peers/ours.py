@@ -2,8 +2,8 @@
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label smoothing,
-they are followed.
+Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label
+smoothing, they are followed.
 """
 
 import json

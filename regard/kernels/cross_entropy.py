@@ -68,7 +68,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, up: Tensor, _: Tensor):  # type: ignore[override]
-        return *(None if g is None else g * up for g in ctx.saved_tensors), None, None
+        again = torch._C._autograd._get_current_graph_task_keep_graph()  # they may be asked for once more
+        scale = torch.mul if again else Tensor.mul_
+        return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
 
 
 def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

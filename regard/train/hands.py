@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch
-from regard.machine import Fork
+from regard.machine import Fork, give_back_memory
 
 from .gradients import Gradients
 
@@ -32,6 +32,7 @@ class Hands:
         self.gradients = gradients
         for parameter in gradients.parameters:
             parameter.data = _shared(parameter.data)
+        give_back_memory()
         self._hands: list[_Hand] = []
         for _ in range(many):
             self._hands.append(_Hand(learn, gradients, self._hands))

@@ -27,7 +27,8 @@ from .hands import Hands
 from .optimiser import Optimiser
 from .settings import Settings
 
-PART = 1250  # positions that go through a model together on a processor: what they leave behind stays small
+PART, FEWEST = 160_000, 512  # numbers of vectors that go through a model together on a processor, and their positions:
+# what they leave behind stays small, and products stay large
 SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
 
 
@@ -89,6 +90,7 @@ class Learner:
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
         self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
+        self._part = max(PART // model.width, FEWEST) if self._splits else 0
         self._hands: Hands | None = None
         self._size = sum(p.numel() for p in self.optimiser.parameters)
         self.place = Place.of(feed)
@@ -130,10 +132,10 @@ class Learner:
         """Add the gradients of a step over `count` tokens. Sums of -log p."""
         cores = torch.get_num_threads() if self._splits and forks(self.device) else 1
         if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
-            return self._learn_some([p for b in batches for p in (b.parts(PART) if self._splits else [b])], count)
+            return self._learn_some([p for b in batches for p in (b.parts(self._part) if self._splits else [b])], count)
         if self._hands is None or len(self._hands) != cores - 1:
             self._hands = Hands(self._learn_some, self.gradients, cores - 1)
-        parts = [part for batch in batches for part in batch.parts(PART, cores)]
+        parts = [part for batch in batches for part in batch.parts(self._part, cores)]
         torch.set_num_threads(1)
         try:
             self._hands.give([parts[i::cores] for i in range(1, cores)], count)

@@ -54,7 +54,8 @@ def test_parts_are_one_batch(model, monkeypatch):
     """On a processor a batch goes through the model in parts; the gradient is that of all."""
     rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
     for most in (1, 5, 1000):
-        monkeypatch.setattr("regard.train.learner.PART", most)
+        monkeypatch.setattr("regard.train.learner.PART", 0)
+        monkeypatch.setattr("regard.train.learner.FEWEST", most)
         settings = Settings(clip=0.0, lr=1.0, schedule="constant", warmup=0, optimiser="adam")
         learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(batch(*rows))), settings)
         learn, seen = learner._learn, []
