@@ -401,8 +401,9 @@ template <typename Real> static void attend(const Looks<Real> &a) {
 }
 
 // x <- after(x + f(before(x))): a branch of a layer, for the next position of every row. f is a feed-forward, W_2 bend(W_1
-// x); or, where `out` is given, attention: queries, keys and values of x, keys and values into the slot of their cache,
-// what the query finds there, and a last map. Without maps to keys and values, what is there already is looked at.
+// x), maybe with a gate, W_2 (bend(W_1 x) * W_3 x); or, where it attends: queries, keys and values of x, keys and values
+// into the slot of their cache, what the query finds there, and a last map. Without maps to keys and values, what is there
+// already is looked at. Queries and keys may be turned: pairs of channels, by angles whose cos and sin are given.
 struct Gauge {  // a norm
     const void *weight, *bias;
     double eps;
@@ -411,10 +412,24 @@ struct Gauge {  // a norm
 template <typename Real> struct Branch {
     Looks<Real> looks;
     const Gauge *before, *after;
-    const Map *first, *key, *value, *last;  // to queries or to what is bent, ..., back
+    const Map *first, *key, *value, *last;  // to queries or to what is bent, to keys or to what a gate lets through, ..., back
+    const Real *cos, *sin;  // (rows or 1, pairs)
     Real *key_slot, *value_slot;  // where those of the first row go; the next row is a step of the cache behind
     int64_t attends, how, adds;  // adds: to x; otherwise f(x) is all
+    int64_t pairs, pairs_step, halves;  // halves: a channel turns with the one so many behind it, else with the next one
 };
+
+// Turns the first pairs of channels of every head of a row.
+template <typename Real> static void spin(const Branch<Real> &a, Real *x, long heads, long step, long row) {
+    const Real *cos = a.cos + row * a.pairs_step, *sin = a.sin + row * a.pairs_step;
+    const long near = a.halves ? 1 : 2, far = a.halves ? a.pairs : 1;
+    for (long h = 0; h < heads; h++, x += step)
+        for (long i = 0; i < a.pairs; i++) {
+            const Real one = x[i * near], two = x[i * near + far];
+            x[i * near] = one * cos[i] - two * sin[i];
+            x[i * near + far] = two * cos[i] + one * sin[i];
+        }
+}
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias, of one row; y may be x
 template <typename Real> static void measure(const Gauge &gauge, const Real *x, Real *y, long wide) {
@@ -463,13 +478,22 @@ static void branch(const Branch<Real> &a, const Real *x, Real *y, const Room<Rea
             apply(*a.value, x, a.value_slot, a.looks.v_step[0], rows, room.maps, own);
         }
         wait(own);
+        if (a.cos) {
+            for (long r = own.begin(rows); r < own.end(rows); r++) {
+                spin(a, room.middle + r * first.out, a.looks.heads, a.looks.dim, r);
+                spin(a, a.key_slot + r * a.looks.k_step[0], a.looks.groups, a.looks.k_step[1], r);
+            }
+            wait(own);
+        }
         Looks<Real> looks = a.looks;
         looks.q = room.middle, looks.y = room.other, looks.room = room.scores, from = room.other;
         for (long part = own.which; part < looks.threads; part += own.all) attend(looks, part);
     } else {
+        if (a.key) apply(*a.key, x, room.other, first.out, rows, room.maps, own);
         wait(own);
-        const long all = rows * first.out, begin = own.begin(all);
-        bends(room.middle + begin, room.middle + begin, own.end(all) - begin, a.how);
+        const long all = rows * first.out, begin = own.begin(all), end = own.end(all);
+        bends(room.middle + begin, room.middle + begin, end - begin, a.how);
+        for (long i = begin; a.key && i < end; i++) room.middle[i] *= room.other[i];
     }
     wait(own);
     prepare(last, from, rows, room.maps, own);

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, addressof, c_double, c_int, c_int64, c_long, c_uint64, c_void_p
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,8 +80,9 @@ class Branch(Structure):
 
     _fields_ = (
         ("looks", Looks),
-        *((name, c_void_p) for name in ("before", "after", "first", "key", "value", "last", "key_slot", "value_slot")),
-        *((name, c_int64) for name in ("attends", "how", "adds")),
+        *((name, c_void_p) for name in ("before", "after", "first", "key", "value", "last", "cos", "sin")),
+        *((name, c_void_p) for name in ("key_slot", "value_slot")),
+        *((name, c_int64) for name in ("attends", "how", "adds", "pairs", "pairs_step", "halves")),
     )
     maps: Sequence[Map | None]
     beside: tuple
@@ -306,17 +308,28 @@ def _scores(heads: int, keys: int, cores: int, size: int) -> int:
     return cores * heads * (keys + 64 // size)
 
 
-def feeding(into: Map, out: Map, bend: str, rows: int) -> Branch:
-    """A map, a bend and a map."""
+def feeding(into: Map, out: Map, bend: str, rows: int, gated: Map | None = None) -> Branch:
+    """A map, a bend and a map; with what the bent ones are the gate of."""
     made = Branch(first=addressof(into), last=addressof(out), how=BENDS.index(bend))
-    made.maps, made.work, made.leaves = (into, out), into.wide * into.out, out.out
-    made.wants = [rows * into.out, 0, 0, max(into.wide, into.out)]
+    if gated is not None:
+        made.key = addressof(gated)
+    made.maps, made.work, made.leaves = (into, out, gated), into.wide * into.out, out.out
+    made.wants = [rows * into.out, rows * into.out if gated else 0, 0, max(into.wide, into.out)]
     return made
+
+
+class Spin(NamedTuple):
+    """How pairs of channels are turned; halves: each with the one half the channels behind it, else with its
+    neighbour."""
+
+    cos: Tensor  # (rows or 1, pairs)
+    sin: Tensor
+    halves: bool
 
 
 def looking(
     maps: Sequence[Map | None], rows: int, k: Tensor, v: Tensor, slot: int, scale: float, added: Tensor | None,
-    held: Tensor | None, keys: int, queries: int = 1,
+    held: Tensor | None, keys: int, queries: int = 1, spin: Spin | None = None,
 ) -> Branch:  # fmt: skip
     """Attention at the next position of each row: maps to queries, keys, values, and back. The first `keys` of k and v
     (stored, m, kv_heads, dim) are looked at, once keys and values are in their `slot`; without maps to these, as they
@@ -338,11 +351,13 @@ def looking(
     made.slots = (looks.k, looks.v, place * size, v_place * size)
     made.wants = [rows * out, rows * last.wide, 0, max(first.wide, last.wide)]
     made.size, made.looked = size, (rows // queries, out // dim, queries)
-    relook(made, slot, added, held, keys)
+    relook(made, slot, added, held, keys, spin)
     return made
 
 
-def relook(made: Branch, slot: int, added: Tensor | None, held: Tensor | None, keys: int) -> None:
+def relook(
+    made: Branch, slot: int, added: Tensor | None, held: Tensor | None, keys: int, spin: Spin | None = None
+) -> None:
     """What `looking` made, for another position of the same rows: their cache lies where it lay."""
     looks, (batch, heads, queries) = made.looks, made.looked
     k, v, step, v_step = made.slots
@@ -355,7 +370,11 @@ def relook(made: Branch, slot: int, added: Tensor | None, held: Tensor | None, k
     looks.held = None if held is None else held.data_ptr()
     looks.keys, looks.threads = keys, threads(made.wants[0] * keys)
     made.key_slot, made.value_slot = k + slot * step, v + slot * v_step
-    made.beside = (added, held)
+    if spin is not None:
+        rows, made.pairs = spin.cos.shape
+        made.cos, made.sin, made.halves = spin.cos.data_ptr(), spin.sin.data_ptr(), spin.halves
+        made.pairs_step = made.pairs if rows > 1 else 0
+    made.beside = (added, held, spin)
     made.wants[2] = _scores(heads, keys, looks.threads, made.size)
 
 

@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .context import Context
 from .errors import UserError
+from .native import Spin
 
 
 class Position(nn.Module):
@@ -54,6 +56,10 @@ class Position(nn.Module):
 
     def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor | None:
         """On what is read: weights (batch, heads, n, m) -> an addition to the output (batch, heads, n, dim)."""
+        return None
+
+    def spin(self, context: Context, dtype: torch.dtype) -> Spin | None:
+        """Where all that it does is to turn queries and keys: how, in a step of one position. None: it does more."""
         return None
 
     def flops(self, queries: int, keys: int, looks: float) -> int:

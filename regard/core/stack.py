@@ -24,7 +24,7 @@ from .product import flat
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
 
-FOUND_OUT = ("_order", "_last")  # about a step of a stack, for the next one
+FOUND_OUT = ("_order", "_weights", "_last")  # about a step of a stack, for the next one
 
 
 class Layer(nn.Module):
@@ -229,6 +229,10 @@ class Stack(nn.Module):
     def _layers(self) -> Sequence[Layer]:
         return list(self.layers)  # type: ignore[arg-type]
 
+    @cached_property
+    def _weights(self) -> list[Tensor]:
+        return list(self.parameters())
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if torch.is_grad_enabled():
             self._anew()
@@ -297,7 +301,10 @@ class Stack(nn.Module):
         if known is None or any(tap.watchers for tap, _ in self._order):
             return None
         plan: Plan | None = vars(self).pop("_last", None)  # nobody else has it now
-        after = plan.again(x, state, context) if plan and plan.fits(x) else None
+        if plan and not plan.same():
+            self._anew()
+            plan = None
+        after = plan.again(x, state, context) if plan else None
         if plan is None or after is None:
             found = self._plan(x, state, context)
             if found is None:
@@ -322,7 +329,7 @@ class Stack(nn.Module):
                 new.append(plan[1])
             after.append(tuple(new))
         mixers = [[mixer for mixer, _ in parts] for _, parts in self._order]
-        return Plan(native.Program(branches, gauges, *(end or ())), mixers, [*self.parameters()], x), tuple(after)
+        return Plan(native.Program(branches, gauges, *(end or ())), mixers, self._weights, x), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """As `select`, but `state` is given up."""
@@ -345,10 +352,9 @@ class Plan:
         self.changing = [weight for weight in weights if not weight.is_inference()]  # the others cannot tell
         self.inside, self.where = self._inside(), self._where()
 
-    def fits(self, x: Tensor) -> bool:
-        """Whether it is for rows like x, and the same weights."""
-        same = self.rows == x.shape[0] and self.dtype == x.dtype
-        return same and self._inside() == self.inside and self._where() == self.where
+    def same(self) -> bool:
+        """Whether the maps and their weights are those that it was made of."""
+        return self._inside() == self.inside and self._where() == self.where
 
     def _inside(self) -> list[list[Any]]:
         return [list(mixer._modules.values()) for mixers in self.mixers for mixer in mixers]
@@ -358,6 +364,8 @@ class Plan:
 
     def again(self, x: Tensor, state: tuple, context: Context) -> tuple | None:
         """For this step: the state after it. None: it does not fit."""
+        if self.rows != x.shape[0] or self.dtype != x.dtype:
+            return None
         branches, after = iter(self.program.branches), []
         for mixers, part_state in zip(self.mixers, state, strict=True):
             new = [mixer.replan(next(branches), x, own, context) for mixer, own in zip(mixers, part_state, strict=True)]

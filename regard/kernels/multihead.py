@@ -26,7 +26,7 @@ from regard.core import (
     part,
     select,
 )
-from regard.core.native import Branch, Map, looking, relook
+from regard.core.native import Branch, Map, Spin, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 from regard.core.product import alone, maps
@@ -202,7 +202,8 @@ class MultiHead(Mixer[Cache | Source]):
                 return None
             state = state.settled()
             maps_of, slot, see = (fast[0], None, None, fast[1]), 0, self._across(state, context)
-            made = self._branch(maps_of, x, state.keys.transpose(1, 2), state.values.transpose(1, 2), slot, see)
+            keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
+            made = self._branch(maps_of, x, keys, values, slot, see, None)
             made.of = ref(state.keys), ref(state.values), state.rows
             return made, state
         every = maps(x, *(modules[name] for name in ("q", "k", "v", "out"))) if self._causal else None
@@ -211,7 +212,7 @@ class MultiHead(Mixer[Cache | Source]):
         state, slot, at, see = self._placed(x, self._roomy(state, context), context)
         if not isinstance(slot, int):
             return None
-        made = self._branch(every, x, state.keys, state.values, slot, see)
+        made = self._branch(every, x, state.keys, state.values, slot, see, self._spin(context, x))
         made.of = ref(state.keys), ref(state.values)
         return made, Cache(*state[:2], at, see.held)
 
@@ -229,7 +230,7 @@ class MultiHead(Mixer[Cache | Source]):
             if placed is not state or not isinstance(slot, int):
                 return None
             after = Cache(state.keys, state.values, at, see.held)
-        relook(branch, slot, self._added(see, x), see.held, see.key_at.shape[1])
+        relook(branch, slot, self._added(see, x), see.held, see.key_at.shape[1], self._spin(context, x))
         return after
 
     def _roomy(self, state: Cache, context: Context) -> Cache:
@@ -273,8 +274,8 @@ class MultiHead(Mixer[Cache | Source]):
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether nothing is done to queries, keys and values but maps and a factor."""
-        acts = any(self.position.acts(place) for place in ("query", "key", "value", "read"))
+        """Whether nothing is done to queries, keys and values but maps, a factor, and turns of the first two."""
+        acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
         idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
         own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
         return own and idle and not acts and not self.position.asks and self.score.factor is not None
@@ -284,14 +285,23 @@ class MultiHead(Mixer[Cache | Source]):
         return self.over == "self" and self.pattern.causal
 
     @cached_property
+    def _spins(self) -> bool:
+        return self.over == "self" and self.position.acts("spin")
+
+    def _spin(self, context: Context, x: Tensor) -> Spin | None:
+        return self.position.spin(context, x.dtype) if self._spins else None
+
+    @cached_property
     def _biased(self) -> bool:
         return self.position.acts("bias")
 
-    def _branch(self, every: Sequence[Map | None], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See) -> Branch:
+    def _branch(
+        self, every: Sequence[Map | None], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See, spin: Spin | None
+    ) -> Branch:
         """For x (batch, 1, width): keys and values go to their slot first, where there are maps to them."""
         many = see.key_at.shape[1], x.shape[0] // see.query_at.shape[0]
         assert self.score.factor is not None
-        return looking(every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many)
+        return looking(every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many, spin)
 
     def _added(self, see: See, x: Tensor) -> Tensor | None:
         if not self._biased:

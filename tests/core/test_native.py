@@ -222,7 +222,7 @@ def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, row
     return torch.cat(scores), calls
 
 
-WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart"]
+WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "llama", "mistral", "qwen", "rotary"]
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, cat
 
-from regard.core import Position, UserError
+from regard.core import Context, Position, UserError
 from regard.core.errors import nearest
+from regard.core.native import Spin
 from regard.core.parts import fit
 from regard.core.position import angles, speeds, turn
 
@@ -76,6 +78,16 @@ class Rotary(Position):
 
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self._turn(k, at)
+
+    def spin(self, context: Context, dtype: torch.dtype) -> Spin:
+        halves = self.layout == "halves"
+
+        def find() -> Spin:
+            at = context.positions[:1] if context.last == int(context.positions.min()) else context.positions
+            cos, sin = (wave.to(dtype).contiguous() for wave in self.waves(at[:, 0]))
+            return Spin(cos, sin, halves)
+
+        return context.once(("spin", self.rates, self.strength, halves, dtype), find)
 
     def _turn(self, x: Tensor, at: Tensor) -> Tensor:
         cos, sin = (wave[:, None].to(x.dtype) for wave in self.waves(at))  # (batch or 1, 1, time, pairs)
