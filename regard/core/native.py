@@ -363,8 +363,9 @@ def relook(
     k, v, step, v_step = made.slots
     if added is not None:
         added = added.expand(batch, heads, queries, keys)
-        looks.added_step, looks.hides = added.stride(), added.dtype == torch.bool
+        looks.added_step = added.stride()
     looks.added = None if added is None else added.data_ptr()
+    looks.hides = added is not None and added.dtype == torch.bool
     if held is not None:
         looks.held_step = held.stride(0)
     looks.held = None if held is None else held.data_ptr()

@@ -200,6 +200,36 @@ def test_norms_around_branches(threads, dtype, centres, weight, bias, wide, know
     near(native.Program(branches, [(made[0], None), (None, made[1])], made[2]).run(known, x), wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_hidden_changes_from_step_to_step(threads, dtype, known):
+    """A mask, a bias, neither, other rows' keys: what is made for one step is changed for the next."""
+    rows, heads, dim, slots = 4, 3, 16, 9
+    x, k, v = torch.randn(rows, 20, dtype=dtype), *(torch.randn(rows, slots, heads, dim, dtype=dtype) for _ in range(2))
+    weights = [torch.randn(heads * dim, 20, dtype=dtype) / 4, torch.randn(20, heads * dim, dtype=dtype)]
+    query, last = (native.map_of(weight, None) for weight in weights)
+    hidden, bias = torch.rand(rows, 1, 1, slots) > 0.4, torch.randn(1, heads, 1, slots, dtype=dtype)
+    hidden[..., 0] = True
+    held = torch.randint(rows, (rows, slots))
+    made = None
+    for added, rows_of, keys in [
+        (hidden, None, 9),
+        (None, None, 5),
+        (bias, held, 9),
+        (None, held, 7),
+        (hidden, None, 9),
+    ]:
+        added = None if added is None else added[..., :keys]
+        if made is None:
+            made = native.looking((query, None, None, last), rows, k, v, 0, 0.3, added, rows_of, keys)
+        else:
+            native.relook(made, 0, added, rows_of, keys)
+        q = F.linear(x, weights[0]).view(rows, heads, 1, dim)
+        own = [t if rows_of is None else t[held, torch.arange(slots)] for t in (k, v)]
+        own = [t[:, :keys].transpose(1, 2) for t in own]
+        wanted = F.scaled_dot_product_attention(q, *own, added, scale=0.3)
+        near(native.Program([made]).run(known, x), F.linear(wanted.flatten(1), weights[1]))
+
+
 def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3):
     """Scores, and how many branches each call of a kernel took."""
     torch.manual_seed(2)
