@@ -4,6 +4,7 @@ generate.py ours|hugging FOLDER ROWS PROMPT NEW THREADS [int8]
 """
 
 import sys
+import time
 
 import torch
 
@@ -23,7 +24,7 @@ if which == "ours":
     if "int8" in sys.argv:
         quantise(model)
 
-    def generate() -> list[list[int]]:
+    def generate(new: int) -> list[list[int]]:
         request = Request(tokens, -1, torch.full((rows,), new))
         return [answer.tokens for answer in greedy(model, request)]
 
@@ -32,7 +33,7 @@ else:
 
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def generate() -> list[list[int]]:
+    def generate(new: int) -> list[list[int]]:
         with torch.no_grad():
             said = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, min_new_tokens=new, do_sample=False,
@@ -45,8 +46,13 @@ said: list[list[int]] = []
 
 
 def go() -> dict:
-    said[:] = generate()
-    return {"tokens": rows * new, "peak": peak()}
+    """How long all took, and how long the prompts and the first token alone."""
+    begun = time.perf_counter()
+    generate(1)
+    first = time.perf_counter()
+    said[:] = generate(new)
+    ended = time.perf_counter()
+    return {"tokens": rows * new, "seconds": ended - first, "first": first - begun, "peak": peak()}
 
 
 rest()

@@ -29,16 +29,22 @@ INLINE void wait(Share own) {  // for the others
     }
 }
 
-// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those behind are fetched when FIRST.
-enum { LINE = 64 };  // bytes that are fetched at once
-template <typename Real, int R, bool FIRST>
-static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS]) {
+// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those some way behind are fetched meanwhile,
+// channels from `begin` to `end`: each of several calls for the same rows of W fetches its share.
+enum { LINE = 64, AHEAD = 16384 };  // bytes that are fetched at once; so far ahead at least
+template <typename Real> INLINE long ahead(long in) {
+    const long block = OUTS * in * sizeof(Real);
+    return (AHEAD + block - 1) / block * OUTS * in;
+}
+template <typename Real, int R>
+static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS], long begin, long end) {
     typedef typename Of<Real>::Vector Vector;
     const int lane = lanes<Real>(), line = LINE / sizeof(Real);
     Vector s[R][OUTS] = {};
-    long k = 0;
+    long k = 0, next = ahead<Real>(in);
     for (; k + line <= in; k += line) {
-        for (int o = 0; FIRST && o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in);
+        if (k >= begin && k < end)
+            for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + next);
 #pragma GCC unroll 2
         for (int i = 0; i < line; i += lane) {
             Vector u[R];
@@ -67,10 +73,8 @@ static void linear(const Real *x, const Real *weight, const Real *bias, Real *y,
         for (long r = 0; r < rows;) {
             Real found[WIDE][OUTS];
             int some = rows - r >= WIDE ? WIDE : 1;
-            if (some == WIDE)
-                (r ? dots<Real, WIDE, false> : dots<Real, WIDE, true>)(x + r * in, w, in, found);
-            else
-                (r ? dots<Real, 1, false> : dots<Real, 1, true>)(x + r * in, w, in, found);
+            const long from = in * r / rows, to = in * (r + some) / rows;
+            (some == WIDE ? dots<Real, WIDE> : dots<Real, 1>)(x + r * in, w, in, found, from, to);
             for (int i = 0; i < some; i++)
                 for (long o = 0; o < many; o++)
                     y[(r + i) * step + begin + o] = found[i][o] + (bias ? bias[begin + o] : Real(0));
@@ -81,8 +85,9 @@ static void linear(const Real *x, const Real *weight, const Real *bias, Real *y,
 
 // The same with weights of eight bits: see kernels/int8.py. q is held as q + zero, which has no sign; sums are those of
 // the weights of each output, to take zero away again. Rounding is as torch's quantised product has it.
-template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, long in, int32_t (*y)[OUTS]) {
-    long k = 0;
+template <int R>
+INLINE void dots8(const uint8_t *q, const int8_t *const *w, long in, int32_t (*y)[OUTS], long begin, long end) {
+    long k = 0, next = ahead<int8_t>(in);
     for (int r = 0; r < R; r++)
         for (int o = 0; o < OUTS; o++) y[r][o] = 0;
 #if defined(__AVX512VNNI__)
@@ -91,7 +96,9 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
         for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_setzero_si512();
     for (; k + 64 <= in; k += 64) {
         __m512i v[OUTS];
-        for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + OUTS * in), v[o] = _mm512_loadu_si512(w[o] + k);
+        if (k >= begin && k < end)
+            for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + next);
+        for (int o = 0; o < OUTS; o++) v[o] = _mm512_loadu_si512(w[o] + k);
         for (int r = 0; r < R; r++) {
             __m512i u = _mm512_loadu_si512(q + r * in + k);
             for (int o = 0; o < OUTS; o++) s[r][o] = _mm512_dpbusd_epi32(s[r][o], u, v[o]);
@@ -104,21 +111,21 @@ template <int R> INLINE void dots8(const uint8_t *q, const int8_t *const *w, lon
     __m256i s[R][OUTS];
     for (int r = 0; r < R; r++)
         for (int o = 0; o < OUTS; o++) s[r][o] = _mm256_setzero_si256();
-    for (; k + 32 <= in; k += 32)
+    for (; k + 32 <= in; k += 32) {
+        if (k % LINE == 0 && k >= begin && k < end)
+            for (int o = 0; o < OUTS; o++) __builtin_prefetch(w[o] + k + next);
         for (int o = 0; o < OUTS; o++) {
-            __builtin_prefetch(w[o] + k + OUTS * in);
             __m256i v = _mm256_loadu_si256((const __m256i *)(w[o] + k));
             for (int r = 0; r < R; r++) {  // pairs fit into sixteen bits, since q has seven
                 __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i *)(q + r * in + k)), v);
                 s[r][o] = _mm256_add_epi32(s[r][o], _mm256_madd_epi16(pairs, ones));
             }
         }
-    for (int r = 0; r < R; r++)
-        for (int o = 0; o < OUTS; o++) {
-            int32_t part[8];
-            _mm256_storeu_si256((__m256i *)part, s[r][o]);
-            for (int32_t one : part) y[r][o] += one;
-        }
+    }
+    for (int r = 0; r < R; r++) {
+        __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[r][0], s[r][1]), _mm256_hadd_epi32(s[r][2], s[r][3]));
+        _mm_storeu_si128((__m128i *)y[r], _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+    }
 #endif
     for (int r = 0; r < R; r++)
         for (int o = 0; o < OUTS; o++) {
@@ -162,10 +169,11 @@ static void linear8(const char *room, const int8_t *weight, const float *scale, 
         for (long r = 0; r < rows;) {
             int32_t found[WIDE][OUTS];
             int some = rows - r >= WIDE ? WIDE : 1;
+            const long from = in * r / rows, to = in * (r + some) / rows;
             if (some == WIDE)
-                dots8<WIDE>(q + r * in, w, in, found);
+                dots8<WIDE>(q + r * in, w, in, found, from, to);
             else
-                dots8<1>(q + r * in, w, in, found);
+                dots8<1>(q + r * in, w, in, found, from, to);
             for (int i = 0; i < some; i++)
                 for (long o = 0; o < many; o++) {
                     float whole = found[i][o] - ZERO * sums[begin + o];
