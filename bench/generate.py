@@ -3,7 +3,8 @@
     python bench/generate.py --write          ten minutes on two cores
 
 Random weights serve: they cost what learned ones do. For one row, the time of a token after the first one is set beside
-what reading all weights once takes on this machine. Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]
+what reading all weights once takes on this machine. Contenders take turns.
+Needs: pip install -c constraints.txt -e .[bench]
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class Request(NamedTuple):
     def begin(self, model: Stepper) -> tuple[Next, Any]:
         """What may be the first new token, and the state after the prefix."""
         self._check()
-        keep_memory()
+        if self.prefix.device.type == "cpu":
+            keep_memory()
         batch, same = len(self.prefix), self._same()
         state = model.start(1 if same else batch, self.room, memory=self.memory)
         if same:  # what all rows begin with is read once
