@@ -286,7 +286,7 @@ class MultiHead(Mixer[Cache | Source]):
 
     @cached_property
     def _spins(self) -> bool:
-        return self.over == "self" and self.position.acts("spin")
+        return self.over == "self" and type(self.position).spin is not Position.spin
 
     def _spin(self, context: Context, x: Tensor) -> Spin | None:
         return self.position.spin(context, x.dtype) if self._spins else None
