@@ -76,6 +76,8 @@ def main() -> None:
     rows = []
     for part in range(6):
         some = [one for one in seen if part <= 6 * one[0] / seen[-1][0] < part + 1 + (part == 5)]
+        if not some:
+            continue  # it was over soon
         rows.append(
             [f"{some[0][0]:.0f} to {some[-1][0]:.0f}", f"{statistics.median(one[1] for one in some):.0f}",
              f"{min(one[2] for one in some):,.0f} to {max(one[2] for one in some):,.0f}"]
