@@ -28,6 +28,7 @@ import torch
 import results
 import runs
 from race import Contender, environment, race, ratios, speeds
+from regard import restore
 from regard.convert import convert
 from regard.data.batches import plan
 
@@ -167,6 +168,30 @@ def _seconds(run) -> float:
     return time.perf_counter() - begun
 
 
+def work(kind: str, folder: Path) -> float:
+    """Floating-point operations of products that a target token takes, at the least: forward, and twice that back. Of
+    the words, only those that are asked for; padding does not count."""
+    model, told = restore(folder / f"{kind}-run"), json.loads((folder / f"{kind}.json").read_text())
+    words = 2 * model.width * VOCAB
+    looking = [m for m in model.stack.modules() if getattr(m, "over", "") == "memory"]
+    across = sum(2 * (m.k.weight.numel() + m.v.weight.numel()) for m in looking)  # type: ignore[operator, union-attr]
+    total = tokens = 0
+    for batch in told["batches"]:
+        if kind == "pairs":
+            lengths = Counter((len(one), len(two)) for one, two in zip(batch["source"], batch["target"], strict=True))
+            for (source, target), many in lengths.items():
+                total += many * (model.encoder.cost(source).flops + model.stack.cost(target).flops)
+                total += many * (source * across + target * words)
+                tokens += many * target
+            continue
+        rows, length = np.shape(batch["tokens"])
+        asked = int((np.array(batch["targets"]) >= 0).sum()) if kind == "masked" else rows * (length - 1)
+        length -= kind == "text"
+        total += rows * model.stack.cost(length).flops + asked * words
+        tokens += asked
+    return 3 * total / tokens
+
+
 def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[Contender]:
     data = {"pairs": pairs, "text": lambda: text(256, 16), "masked": lambda: masked(128, 32)}[kind]()
     batches = folder / f"{kind}.json"
@@ -193,19 +218,22 @@ def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[
     return made
 
 
-def compare(kind: str, folder: Path, rounds: int, steps: int, threads: int, asked: list[str]) -> list[list[str]]:
+def compare(
+    kind: str, folder: Path, rounds: int, steps: int, threads: int, asked: list[str], products: float
+) -> list[list[str]]:
     made = contenders(kind, folder, threads, asked)
     ours, peer = made[:2]
     losses = [one.ask("loss")["loss"] for one in (ours, peer)]
     if abs(losses[0] - losses[1]) > 1e-4:
         sys.exit(f"{kind}: the first losses differ, {losses[0]:.6f} and {losses[1]:.6f}: these are not the same models")
     race(made, rounds, str(steps))
-    rows = []
+    rows, least = [], work(kind, folder) / 1e9
     for one in made:
         speed = sorted(speeds(one, "tokens"))
         peak = one.rounds[-1]["peak"]
-        rows.append([kind, one.name, f"{speed[len(speed) // 2]:,.0f}", ratios(ours, one, "tokens"), f"{peak:,.0f}",
-                     f"{one.rounds[-1]['loss']:.3f}"])  # fmt: skip
+        middle = speed[len(speed) // 2]
+        rows.append([kind, one.name, f"{middle:,.0f}", ratios(ours, one, "tokens"), f"{middle * least / products:.0%}",
+                     f"{peak:,.0f}", f"{one.rounds[-1]['loss']:.3f}"])  # fmt: skip
         one.end()
     return rows
 
@@ -224,14 +252,19 @@ def main() -> None:
         rows = [
             row
             for kind in given.kinds.split(",")
-            for row in compare(kind, Path(folder), given.rounds, given.steps, given.threads, given.peers.split(","))
+            for row in compare(
+                kind, Path(folder), given.rounds, given.steps, given.threads, given.peers.split(","), products
+            )
         ]
-    head = ["race", "", "target tokens/s", "regard is faster by", "peak MiB", "last loss"]
+    head = [
+        "race", "", "target tokens/s", "regard is faster by", "of what products allow", "peak MiB", "last loss",
+    ]  # fmt: skip
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- This machine's own limits in this run: {products:.0f} GFLOP/s of products, {reading:.1f} GB/s of reading. "
         f"{given.rounds} rounds of {given.steps} steps, contenders in turn; medians, and from the least to the most. "
-        "First losses of regard and Hugging Face are equal within 1e-4.",
+        "First losses of regard and Hugging Face are equal within 1e-4. What products allow: if all that must be "
+        "multiplied, padding and words that nobody asks for left out, were done at that limit.",
         "",
         *results.table(head, rows),
     ]
