@@ -1,0 +1,43 @@
+"""Memory that is asked of the system and given back."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import torch
+from pathlib import Path
+from regard.machine import give_back_memory, keep_memory
+
+def held():
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmRSS"))
+
+def used():  # MiB more than before, while 192 are in use, when they are freed
+    before = held()
+    tensors = [torch.ones(1 << 22) for _ in range(12)]
+    during = held()
+    del tensors
+    return (during - before) >> 10, (held() - before) >> 10
+
+before = held()
+kept = keep_memory()
+print(int(kept), (held() - before) >> 10, *used(), *used())
+give_back_memory()
+print((held() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is asked of Linux alone")
+def test_what_is_freed_stays_until_it_is_given_back():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    kept, asked, *told = map(int, done.stdout.split())
+    if not kept:
+        pytest.skip("this C library cannot")
+    during, after, again, still, back = told
+    assert asked < 20, "what is asked for is not used yet"
+    assert during > 180
+    assert after > 180, "what is freed stays"
+    assert again < 100, "and most of it is used again"
+    assert still < 100
+    assert back < 60, "until it is given back"
