@@ -19,7 +19,7 @@ class Linear(nn.Linear):
     """A linear map that is fast for a few rows, too."""
 
     near: native.Map | None = None  # where its weights lie
-    packed: tuple[native.Map, int, int] | None = None  # the same with weights in another order; of what these were made
+    packed: tuple[native.Map, tuple, int] | None = None  # with weights in another order, and of what these are
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -30,8 +30,8 @@ class Linear(nn.Linear):
         """As the kernels want it for rows x (..., in); None where they cannot, or should not."""
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         assert weight is not None
-        near = self.near
-        if near is None or near.held[0] is not weight or near.held[1] is not bias or near.weight != weight.data_ptr():
+        near, at = self.near, (weight.data_ptr(), None if bias is None else bias.data_ptr())
+        if near is None or near.held[0] is not weight or (near.weight, near.bias) != at:
             near = self.near = native.map_of(weight, bias) if weight.is_contiguous() else None
         if near is None or weight.dtype != x.dtype:
             return None
@@ -39,8 +39,8 @@ class Linear(nn.Linear):
             return near
         if weight.numel() > MATRIX:
             return None
-        made_of = (weight.data_ptr(), weight._version)
-        if self.packed is None or self.packed[1:] != made_of or self.packed[0].held[1] is not bias:
+        made_of = (at, weight._version)
+        if self.packed is None or self.packed[1:] != made_of:
             known = native.kernels()
             assert known is not None
             self.packed = (native.map_of(weight, bias, native.pack(known, weight)), *made_of)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from regard import build
-from regard.core import native, product, select
+from regard.core import Context, native, product, select
+from regard.parts.positions.rotary import Rotary
 from regard.verify import laws
 
 KNOWN = native.kernels()
@@ -230,6 +231,30 @@ def test_what_is_hidden_changes_from_step_to_step(threads, dtype, known):
         near(native.Program([made]).run(known, x), F.linear(wanted.flatten(1), weights[1]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("places", [[7, 7, 7, 7], [3, 0, 8, 5]])
+def test_queries_and_keys_are_turned(threads, dtype, layout, places, known):
+    """Rows at one place or at several, a part of the channels, fewer key heads than heads."""
+    rows, groups, dim, slot = 4, 2, 16, 3
+    x, k, v = torch.randn(rows, 20, dtype=dtype), *(torch.randn(rows, 5, groups, dim, dtype=dtype) for _ in range(2))
+    weights = [torch.randn(out, wide, dtype=dtype) / 4 for out, wide in ((96, 20), (32, 20), (32, 20), (20, 96))]
+    turn = Rotary(dim, layout, fraction=0.5)
+    at = torch.tensor(places)[:, None]
+    new, wanted_k, wanted_v = (F.linear(x, weight).view(rows, -1, 1, dim) for weight in weights[:3])
+    wanted_k = turn.key(wanted_k, at)
+    spin = turn.spin(Context(at), dtype)
+    assert len(spin.cos) == len(set(places))
+    maps = [native.map_of(weight, None) for weight in weights]
+    found = native.Program([native.looking(maps, rows, k, v, slot, 0.3, None, None, 5, 1, spin)]).run(known, x)
+    near(k[:, slot], wanted_k[:, :, 0])
+    near(v[:, slot], wanted_v[:, :, 0])
+    sees = F.scaled_dot_product_attention(
+        turn.query(new, at), k.transpose(1, 2), v.transpose(1, 2), scale=0.3, enable_gqa=True
+    )
+    near(found, F.linear(sees.flatten(1), weights[3]))
+
+
 def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3):
     """Scores, and how many branches each call of a kernel took."""
     torch.manual_seed(2)
@@ -289,6 +314,7 @@ def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
             attention.q.weight.mul_(1.5)
         if at == 2:
             attention.k.weight.data = attention.k.weight.data * 1.5
+            attention.q.bias.data = attention.q.bias.data + 1.5
         if at == 3:
             linear = product.Linear(model.width, model.width)
             linear.weight.copy_(attention.v.weight * 2)
