@@ -38,26 +38,7 @@ template <typename Real> INLINE Real inner(const Real *x, const Real *y, long ma
     return total;
 }
 
-INLINE long up(long many, long step) { return (many + step - 1) / step * step; }
-
-template <typename Real> INLINE void put(Real *to, typename Of<Real>::Vector v) { *(typename Of<Real>::Loose *)to = v; }
-
 #if defined(__AVX2__)
-// y (8 channels, 8 rows) = x (8 rows, 8 channels) turned.
-INLINE void turned8(const float *x, long step, float *y, long line) {
-    __m256 a[8], b[8];
-    for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(x + r * step);
-    for (int r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
-    for (int r = 0; r < 8; r += 4)
-        for (int i = 0; i < 2; i++) {
-            a[r + 2 * i] = _mm256_shuffle_ps(b[r + i], b[r + i + 2], 0x44);
-            a[r + 2 * i + 1] = _mm256_shuffle_ps(b[r + i], b[r + i + 2], 0xEE);
-        }
-    for (int r = 0; r < 4; r++) {
-        _mm256_storeu_ps(y + r * line, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
-        _mm256_storeu_ps(y + (r + 4) * line, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
-    }
-}
 // y (8 rows, 4 channels) = x (4 channels, 8 rows) turned.
 INLINE void turned4(const float *x, long step, float *y, long next) {
     __m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + step), c = _mm256_loadu_ps(x + 2 * step);
@@ -71,19 +52,11 @@ INLINE void turned4(const float *x, long step, float *y, long next) {
     }
 }
 #else
-INLINE void turned8(const float *x, long step, float *y, long line) {
-    for (int r = 0; r < 8; r++)
-        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
-}
 INLINE void turned4(const float *x, long step, float *y, long next) {
     for (int r = 0; r < 4; r++)
         for (int i = 0; i < 8; i++) y[i * next + r] = x[r * step + i];
 }
 #endif
-INLINE void turned8(const double *x, long step, double *y, long line) {
-    for (int r = 0; r < 8; r++)
-        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
-}
 INLINE void turned4(const double *x, long step, double *y, long next) {
     for (int r = 0; r < 4; r++)
         for (int i = 0; i < 8; i++) y[i * next + r] = x[r * step + i];
@@ -342,67 +315,6 @@ static void see(const Seen<Real> &a, void (*one)(const Seen<Real> &, long, long,
     for (long part = 0; part < a.threads; part++)
         for (long i = all * part / a.threads; i < all * (part + 1) / a.threads; i++)
             one(a, i / a.groups, i % a.groups, a.room + part * a.room_step);
-}
-
-// The bend of x, and what it does to a small change of x.
-template <typename Real> struct Bent {
-    Real value, slope;
-};
-INLINE Bent<double> bent(double x, int how) {
-    switch (how) {
-    case 1: return {bend(x, how), x > 0 ? 1. : 0.};
-    case 2: {
-        double half = 0.5 * (1 + erf(x * 0.7071067811865476));
-        return {x * half, half + x * 0.3989422804014327 * exp(-x * x / 2)};
-    }
-    case 3: {
-        const double c = 0.7978845608028654, cube = 0.044715;
-        double t = tanh(c * (x + cube * x * x * x)), half = 0.5 * (1 + t);
-        return {x * half, half + 0.5 * x * (1 - t * t) * c * (1 + 3 * cube * x * x)};
-    }
-    case 4: {
-        double s = 1 / (1 + exp(-x));
-        return {x * s, s * (1 + x * (1 - s))};
-    }
-    default: return {x, 1.};
-    }
-}
-INLINE Bent<Of<float>::Vector> bent(Of<float>::Vector x, int how) {
-    typedef Of<float>::Vector Vector;
-    const Vector zero = {};
-    if (how == 2) {
-        Vector size = x < 0 ? -x : x, e = power(-0.5f * bits<float> * x * x), half = 0.5f * erf_rest(size * 0.70710678f, e);
-        half = x < 0 ? half : 1 - half;
-        return {x * half, half + x * 0.39894228f * e};
-    }
-    if (how == 3) {
-        Vector t = tanh_of(0.7978845608f * (x + 0.044715f * x * x * x)), half = 0.5f * (1 + t);
-        return {x * half, half + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 0.134145f * x * x)};
-    }
-    if (how == 4) {
-        Vector e = power(-bits<float> * (x < 0 ? -x : x)), s = (x < 0 ? e : zero + 1) / (1 + e);
-        return {x * s, s * (1 + x * (1 - s))};
-    }
-    return how == 1 ? Bent<Vector>{x < 0 ? zero : x, x > 0 ? zero + 1 : zero} : Bent<Vector>{x, zero + 1};
-}
-
-// d = d times the slope at x, and y = the bend of x.
-INLINE void unbend(const float *x, float *y, float *d, long many, int how) {
-    const long lane = lanes<float>(), whole = many / lane * lane;
-    for (long i = 0; i < whole; i += lane) {
-        const auto one = bent(load(x + i), how);
-        put(d + i, load(d + i) * one.slope), put(y + i, one.value);
-    }
-    for (long i = whole; i < many; i++) {
-        const auto one = bent((double)x[i], how);
-        d[i] *= (float)one.slope, y[i] = (float)one.value;
-    }
-}
-INLINE void unbend(const double *x, double *y, double *d, long many, int how) {
-    for (long i = 0; i < many; i++) {
-        const auto one = bent(x[i], how);
-        d[i] *= one.slope, y[i] = one.value;
-    }
 }
 
 // Shares of a long row for each core, in whole blocks.

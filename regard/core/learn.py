@@ -7,14 +7,18 @@ Attention keeps no weights, feed-forwards keep one vector of hidden channels and
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import Structure, c_int64, c_void_p
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import native
+from .multiply import multiply, pays, product
 from .native import BENDS, Kernels
 
 
@@ -112,35 +116,95 @@ class _Mlp(torch.autograd.Function):
         last: Tensor | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        hidden = torch.nn.functional.linear(rows, into, add)
-        bent = hidden if BENDS[bend] in ("identity", "relu") else torch.empty_like(hidden)  # whose slope can be seen
-        known.named["bend", x.dtype](
-            hidden.data_ptr(), bent.data_ptr(), hidden.numel(), bend, native.threads(hidden.numel())
-        )
+        ctx.own = pays(known, len(rows), into)
+        seen = BENDS[bend] in ("identity", "relu")  # the slope of which can be told from what it has made
+        if ctx.own:
+            hidden = rows.new_empty(len(rows), len(into))
+            bent = hidden if seen else torch.empty_like(hidden)
+            multiply(known, rows, into.T, add, hidden, bend=BENDS[bend], bent=bent)
+            y = multiply(known, bent, out.T, last)
+        else:
+            hidden = torch.nn.functional.linear(rows, into, add)
+            bent = hidden if seen else torch.empty_like(hidden)
+            known.named["bend", x.dtype](
+                hidden.data_ptr(), bent.data_ptr(), hidden.numel(), bend, native.threads(hidden.numel())
+            )
+            y = torch.nn.functional.linear(bent, out, last)
         ctx.known, ctx.bend, ctx.biased = known, bend, (add is not None, last is not None)
         ctx.save_for_backward(rows, hidden, into, out)
-        return torch.nn.functional.linear(bent, out, last).view(*x.shape[:-1], out.shape[0])
+        return y.view(*x.shape[:-1], out.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
         rows, hidden, into, out = ctx.saved_tensors
-        up = dy.reshape(-1, dy.shape[-1])
-        down, bent = up @ out, torch.empty_like(hidden)
-        ctx.known.named["unbend", hidden.dtype](
-            hidden.data_ptr(), bent.data_ptr(), down.data_ptr(), hidden.numel(), ctx.bend,
-            native.threads(hidden.numel()),
-        )  # fmt: skip
+        up, bent = dy.reshape(-1, dy.shape[-1]), torch.empty_like(hidden)
+        if ctx.own:
+            down = multiply(ctx.known, up, out, bend=BENDS[ctx.bend], bent=bent, hidden=hidden)
+        else:
+            down = up @ out
+            ctx.known.named["unbend", hidden.dtype](
+                hidden.data_ptr(), bent.data_ptr(), down.data_ptr(), hidden.numel(), ctx.bend,
+                native.threads(hidden.numel()),
+            )  # fmt: skip
         wanted = ctx.needs_input_grad
         return (
             None,
-            (down @ into).view(*dy.shape[:-1], into.shape[1]) if wanted[1] else None,
-            down.T @ rows if wanted[2] else None,
+            product(ctx.known, down, into).view(*dy.shape[:-1], into.shape[1]) if wanted[1] else None,
+            gather(ctx.known, down, rows, into) if wanted[2] else None,
             down.sum(0) if ctx.biased[0] and wanted[3] else None,
             None,
-            up.T @ bent if wanted[5] else None,
+            gather(ctx.known, up, bent, out) if wanted[5] else None,
             up.sum(0) if ctx.biased[1] and wanted[6] else None,
         )
+
+
+class Sums(Protocol):
+    """Who adds up gradients."""
+
+    def room(self, weight: Tensor) -> Tensor | None:
+        """Where those of a weight are added up; None: elsewhere."""
+
+
+class _Now(threading.local):
+    sums: Sums | None = None
+    share: float = 1.0
+
+
+_now = _Now()
+
+
+@contextmanager
+def adding_to(sums: Sums, share: float) -> Iterator[None]:
+    """Gradients of weights are added to what is there as they are made, where kernels make them; otherwise they are
+    made first, and then read and added.
+
+    share: what a loss is multiplied by before it is learned from, so that a gradient that is made with the loss is the
+           right one.
+    """
+    before = vars(_now).copy()
+    _now.sums, _now.share = sums, share
+    try:
+        yield
+    finally:
+        vars(_now).clear()
+        vars(_now).update(before)
+
+
+def adds_to(weight: Tensor) -> tuple[float, Tensor | None]:
+    """By what a gradient that is made with the loss is multiplied, and where it is added up; 1, None: it is not."""
+    room = None if _now.sums is None else _now.sums.room(weight)
+    return (1.0, None) if room is None else (_now.share, room)
+
+
+def gather(known: Kernels, up: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+    """up^T x, the gradient of a weight (out, in); None when it was added to what is there."""
+    room = adds_to(weight)[1]
+    if pays(known, len(x), weight):
+        made = multiply(known, up.T, x, to=room, adds=room is not None)
+    else:
+        made = up.T @ x if room is None else room.addmm_(up.T, x)
+    return made if room is None else None
 
 
 def drop(known: Kernels, x: Tensor, stream: Tensor | None, dropped: int, scale: float) -> Tensor:

@@ -5,33 +5,9 @@
 
 #include "native.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-// Which share of the work a core has: the same for all that is done in one go.
-struct Share {
-    long which, all;
-    long begin(long many) const { return many * which / all; }
-    long end(long many) const { return many * (which + 1) / all; }
-};
-template <typename Work> INLINE void spread(int threads, Work work) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#ifdef _OPENMP
-    work(Share{omp_get_thread_num(), omp_get_num_threads()});
-#else
-    work(Share{0, 1});
-#endif
-}
-INLINE void wait(Share own) {  // for the others
-    if (own.all > 1) {
-#pragma omp barrier
-    }
-}
-
 // y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those some way behind are fetched meanwhile,
 // channels from `begin` to `end`: each of several calls for the same rows of W fetches its share.
-enum { LINE = 64, AHEAD = 16384 };  // bytes that are fetched at once; so far ahead at least
+enum { AHEAD = 16384 };  // bytes; so far ahead at least
 template <typename Real> INLINE long ahead(long in) {
     const long block = OUTS * in * sizeof(Real);
     return (AHEAD + block - 1) / block * OUTS * in;
@@ -185,14 +161,6 @@ static void linear8(const char *room, const int8_t *weight, const float *scale, 
     }
 }
 
-// Weights in panels: for every channel, those of PANEL vectors of words side by side.
-template <typename Real> static void pack(const Real *table, Real *packed, long words, long in) {
-    const long panel = PANEL * lanes<Real>();
-    for (long o = 0; o < words; o += panel)
-        for (long k = 0; k < in; k++)
-            for (long j = 0; j < panel; j++) packed[o * in + k * panel + j] = o + j < words ? table[(o + j) * in + k] : 0;
-}
-
 // Rows in tiles: for every channel, those of ROWS rows side by side, times a factor.
 template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor, Share own) {
     const long tiles = (rows + ROWS - 1) / ROWS;
@@ -203,21 +171,9 @@ template <typename Real> static void turn(const Real *x, Real *turned, long rows
 }
 
 template <typename Real>
-static __attribute__((noinline)) void tile(const Real *x, const Real *packed, long in,
-                                           typename Of<Real>::Vector (*found)[PANEL]) {
-    typedef typename Of<Real>::Vector Vector;
-    const int lane = lanes<Real>();
-    Vector s[ROWS][PANEL] = {};
-    for (long k = 0; k < in; k++) {
-        Vector one = load(packed + k * PANEL * lane), two = load(packed + k * PANEL * lane + lane);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            Real u = x[k * ROWS + r];
-            s[r][0] += u * one, s[r][1] += u * two;
-        }
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < PANEL; j++) found[r][j] = s[r][j];
+static __attribute__((noinline)) void turned_tile(const Real *turned, const Real *panel, long in,
+                                                  typename Of<Real>::Vector (*found)[PANEL]) {
+    tile<Real, true>(turned, ROWS, panel, in, found);
 }
 
 // The same as `linear` for many rows, which are in tiles, and whose weights are in panels.
@@ -232,7 +188,7 @@ static void many(const Real *turned, const Real *packed, const Real *bias, Real 
         for (long j = 0; bias && j < width; j++) added[j / lane][j % lane] = bias[o + j];
         for (long r = 0; r < rows; r += ROWS) {
             Vector found[ROWS][PANEL];
-            tile(turned + r * in, packed + o * in, in, found);
+            turned_tile(turned + r * in, packed + o * in, in, found);
             for (long i = 0; i < ROWS && r + i < rows; i++) {
                 Real *to = y + (r + i) * step + o;
                 for (int j = 0; j < PANEL; j++) found[i][j] += added[j];
@@ -574,7 +530,7 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
             added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits<Real> : Real(0);
         for (long r = 0; r < rows; r += ROWS) {
             Vector found[ROWS][PANEL];
-            tile(turned + r * in, packed + o * in, in, found);
+            turned_tile(turned + r * in, packed + o * in, in, found);
             for (long i = 0; i < ROWS && r + i < rows; i++) {
                 Row<Real> *row = state + r + i;
                 found[i][0] += added[0], found[i][1] += added[1];
@@ -603,7 +559,6 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
         run(branches, many, end, x, y, *room, rows, wide, threads);                                                    \
     }                                                                                                                  \
     void attend_##name(const Looks<Real> *a) { attend(*a); }                                                           \
-    void pack_##name(const Real *table, Real *packed, long words, long in) { pack(table, packed, words, in); }         \
     void likeliest_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass,            \
                           Real *turned, void *state, long rows, long in, long words, int keep) {                       \
         likeliest(x, p, b, best, at, mass, turned, (Row<Real> *)state, rows, in, words, keep);                         \

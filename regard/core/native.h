@@ -1,9 +1,12 @@
-// Vectors of floats or doubles as wide as the processor has them, and functions of them, for native.cpp and learn.cpp.
+// Vectors of floats or doubles as wide as the processor has them, functions of them, and what else the kernels share.
 
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -18,6 +21,7 @@ enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the 
 enum { ROWS = 6, WIDE = 3 };
 #endif
 enum { PANEL = 2, OUTS = 4, KEEP = 64 };  // vectors of words, outputs of a product at a time; most words that are kept
+enum { LINE = 64 };  // bytes that are fetched at once
 
 template <typename Real> constexpr Real bits = Real(1.4426950408889634);  // of one e-fold
 
@@ -153,4 +157,150 @@ INLINE void bends(const float *x, float *y, long many, int how) {
 }
 INLINE void bends(const double *x, double *y, long many, int how) {
     for (long i = 0; i < many; i++) y[i] = bend(x[i], how);
+}
+
+INLINE long up(long many, long step) { return (many + step - 1) / step * step; }
+
+template <typename Real> INLINE void put(Real *to, typename Of<Real>::Vector v) { *(typename Of<Real>::Loose *)to = v; }
+
+#if defined(__AVX2__)
+// y (8 channels, 8 rows) = x (8 rows, 8 channels) turned.
+INLINE void turned8(const float *x, long step, float *y, long line) {
+    __m256 a[8], b[8];
+    for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(x + r * step);
+    for (int r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+    for (int r = 0; r < 8; r += 4)
+        for (int i = 0; i < 2; i++) {
+            a[r + 2 * i] = _mm256_shuffle_ps(b[r + i], b[r + i + 2], 0x44);
+            a[r + 2 * i + 1] = _mm256_shuffle_ps(b[r + i], b[r + i + 2], 0xEE);
+        }
+    for (int r = 0; r < 4; r++) {
+        _mm256_storeu_ps(y + r * line, _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
+        _mm256_storeu_ps(y + (r + 4) * line, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
+    }
+}
+#else
+INLINE void turned8(const float *x, long step, float *y, long line) {
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
+}
+#endif
+INLINE void turned8(const double *x, long step, double *y, long line) {
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
+}
+
+// A tile of a product, in registers: found[r][j] = sum over k of x[r, k] p[k, j], for ROWS rows of x and a panel p. Rows
+// lie `step` apart, and those at `next` are fetched meanwhile; or, ACROSS, side by side for every k, and a step is from k
+// to k.
+template <typename Real, bool ACROSS>
+INLINE void tile(const Real *x, long step, const Real *panel, long deep, typename Of<Real>::Vector (*found)[PANEL],
+                 const Real *next = 0) {
+    typedef typename Of<Real>::Vector Vector;
+    const int lane = lanes<Real>(), line = LINE / sizeof(Real);
+    Vector s[ROWS][PANEL] = {};
+    const Real *rows[ROWS];
+    for (int r = 0; !ACROSS && r < ROWS; r++) rows[r] = x + r * step;
+    const auto one_more = [&](long k) __attribute__((always_inline)) {
+        Vector one = load(panel + k * PANEL * lane), two = load(panel + k * PANEL * lane + lane);
+        HOLD(one);
+        HOLD(two);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            const Real u = ACROSS ? x[r] : rows[r][k];
+            s[r][0] += u * one, s[r][1] += u * two;
+        }
+        if (ACROSS) x += step;
+    };
+    long k = 0;
+    for (; !ACROSS && next && k + line <= deep; k += line) {
+        for (int r = 0; r < ROWS; r++) __builtin_prefetch(next + r * step + k);
+#pragma GCC unroll 4
+        for (int i = 0; i < line; i++) one_more(k + i);
+    }
+#pragma GCC unroll 4
+    for (; k < deep; k++) one_more(k);
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < PANEL; j++) found[r][j] = s[r][j];
+}
+
+// The bend of x, and what it does to a small change of x.
+template <typename Real> struct Bent {
+    Real value, slope;
+};
+INLINE Bent<double> bent(double x, int how) {
+    switch (how) {
+    case 1: return {bend(x, how), x > 0 ? 1. : 0.};
+    case 2: {
+        double half = 0.5 * (1 + erf(x * 0.7071067811865476));
+        return {x * half, half + x * 0.3989422804014327 * exp(-x * x / 2)};
+    }
+    case 3: {
+        const double c = 0.7978845608028654, cube = 0.044715;
+        double t = tanh(c * (x + cube * x * x * x)), half = 0.5 * (1 + t);
+        return {x * half, half + 0.5 * x * (1 - t * t) * c * (1 + 3 * cube * x * x)};
+    }
+    case 4: {
+        double s = 1 / (1 + exp(-x));
+        return {x * s, s * (1 + x * (1 - s))};
+    }
+    default: return {x, 1.};
+    }
+}
+INLINE Bent<Of<float>::Vector> bent(Of<float>::Vector x, int how) {
+    typedef Of<float>::Vector Vector;
+    const Vector zero = {};
+    if (how == 2) {
+        Vector size = x < 0 ? -x : x, e = power(-0.5f * bits<float> * x * x), half = 0.5f * erf_rest(size * 0.70710678f, e);
+        half = x < 0 ? half : 1 - half;
+        return {x * half, half + x * 0.39894228f * e};
+    }
+    if (how == 3) {
+        Vector t = tanh_of(0.7978845608f * (x + 0.044715f * x * x * x)), half = 0.5f * (1 + t);
+        return {x * half, half + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 0.134145f * x * x)};
+    }
+    if (how == 4) {
+        Vector e = power(-bits<float> * (x < 0 ? -x : x)), s = (x < 0 ? e : zero + 1) / (1 + e);
+        return {x * s, s * (1 + x * (1 - s))};
+    }
+    return how == 1 ? Bent<Vector>{x < 0 ? zero : x, x > 0 ? zero + 1 : zero} : Bent<Vector>{x, zero + 1};
+}
+
+// d = d times the slope at x, and y = the bend of x.
+INLINE void unbend(const float *x, float *y, float *d, long many, int how) {
+    const long lane = lanes<float>(), whole = many / lane * lane;
+    for (long i = 0; i < whole; i += lane) {
+        const auto one = bent(load(x + i), how);
+        put(d + i, load(d + i) * one.slope), put(y + i, one.value);
+    }
+    for (long i = whole; i < many; i++) {
+        const auto one = bent((double)x[i], how);
+        d[i] *= (float)one.slope, y[i] = (float)one.value;
+    }
+}
+INLINE void unbend(const double *x, double *y, double *d, long many, int how) {
+    for (long i = 0; i < many; i++) {
+        const auto one = bent(x[i], how);
+        d[i] *= one.slope, y[i] = one.value;
+    }
+}
+
+// Which share of the work a core has: the same for all that is done in one go.
+struct Share {
+    long which, all;
+    long begin(long many) const { return many * which / all; }
+    long end(long many) const { return many * (which + 1) / all; }
+};
+template <typename Work> INLINE void spread(int threads, Work work) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#ifdef _OPENMP
+    work(Share{omp_get_thread_num(), omp_get_num_threads()});
+#else
+    work(Share{0, 1});
+#endif
+}
+INLINE void wait(Share own) {  // for the others
+    if (own.all > 1) {
+#pragma omp barrier
+    }
 }

@@ -1,6 +1,7 @@
-"""Kernels in the processor's own language: native.cpp for decoding and learn.cpp for learning, compiled once for this
-machine by the compiler that is there, in some seconds, when first wanted. Where there is none, or REGARD_NATIVE is 0,
-torch's operations do the same. Here is how they are made, and those for decoding; the others are in learn.py.
+"""Kernels in the processor's own language: native.cpp for decoding, learn.cpp for learning and multiply.cpp for large
+products, compiled once for this machine by the compiler that is there, in some seconds, when first wanted. Where there
+is none, or REGARD_NATIVE is 0, torch's operations do the same. Here is how they are made, and those for decoding; the
+others are in learn.py and multiply.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp")]
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp", "multiply.cpp")]
 HEADER = Path(__file__).with_name("native.h")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
@@ -106,7 +107,6 @@ TAKES = {
     "apply": [POINTER(Map), *_POINTERS * 2, c_long, c_void_p, c_int],
     "attend": [POINTER(Looks)],
     "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Room), *_SIZES * 2, c_int],
-    "pack": [*_POINTERS * 2, *_SIZES * 2],
     "likeliest": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
     # for learning
@@ -117,6 +117,10 @@ TAKES = {
     "unbend": [*_POINTERS * 3, c_long, c_int, c_int],
     "drop": [*_POINTERS * 3, c_long, c_int, c_double, c_uint64, c_int],
     "powers": [*_POINTERS * 6, *_SIZES * 2, c_int],
+    # large products
+    "pack": [*_POINTERS * 2, *_SIZES * 4, c_int],
+    "multiply": _POINTERS,
+    "piece": [],
 }
 
 
@@ -130,9 +134,10 @@ class Kernels:
         for name, takes in TAKES.items():
             for dtype, kind in KINDS.items():
                 function = getattr(library, f"{name}_{kind}")
-                function.argtypes, function.restype = takes, c_long if name in ("row", "room") else None
+                function.argtypes, function.restype = takes, c_long if name in ("row", "room", "piece") else None
                 self.named[name, dtype] = function
-        self.state = {dtype: self.named["row", dtype]() for dtype in KINDS}
+        self.state, self.piece = ({dtype: self.named[name, dtype]() for dtype in KINDS} for name in ("row", "piece"))
+        self.multiplies = bool(library.multiplies())  # better than torch
 
 
 _watched = torch._C._len_torch_dispatch_stack
@@ -416,15 +421,6 @@ def gauge(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, cen
     if any(t is not None and (t.dtype != x.dtype or not t.is_contiguous()) for t in (weight, bias)):
         return None
     return Gauge(*(None if t is None else t.data_ptr() for t in (weight, bias)), eps, centres)
-
-
-def pack(known: Kernels, table: Tensor) -> Tensor:
-    """table (words, in), contiguous, as `likeliest` wants it."""
-    words, wide = table.shape
-    panel = known.panel[table.dtype]
-    packed = table.new_empty(-(-words // panel) * panel, wide)
-    known.named["pack", table.dtype](table.data_ptr(), packed.data_ptr(), words, wide)
-    return packed
 
 
 def likeliest(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from . import native
 from .context import Context
 from .mixer import Mixer
+from .multiply import panels
 
 FEW = 24  # rows of x, up to which it pays
 MATRIX = 1 << 20  # weights of a map, up to which they are held once more for many rows
@@ -43,7 +44,7 @@ class Linear(nn.Linear):
         if self.packed is None or self.packed[1:] != made_of:
             known = native.kernels()
             assert known is not None
-            self.packed = (native.map_of(weight, bias, native.pack(known, weight)), *made_of)
+            self.packed = (native.map_of(weight, bias, panels(known, weight.T).numbers), *made_of)
         return self.packed[0]
 
 

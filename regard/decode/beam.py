@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
+from regard.core.multiply import panels
 from regard.core.native import likeliest as best_words
-from regard.core.native import native, pack
+from regard.core.native import native
 from regard.kernels.cross_entropy import BITS
 from regard.kernels.top import top
 
@@ -87,7 +88,7 @@ def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tup
     def choose(coming: Next) -> tuple[Tensor, Tensor]:
         if len(coming.x) < FEW:  # and not worth a copy of the table
             return likeliest(coming, wide)
-        packed[:] = packed or [pack(fast, table)]
+        packed[:] = packed or [panels(fast, table.T).numbers]
         return best_words(fast, before(coming.x).contiguous(), packed[0], bias, len(table), wide)
 
     return choose

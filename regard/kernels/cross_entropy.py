@@ -9,14 +9,17 @@ needs no 160 MB of scores, written and read several times over.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core import learn, native
+from regard.core.multiply import multiply, panels, pays
 
-ROWS = 256
-SOME = 64  # rows that room is made for at least: memory of sizes that come again is used again
+ROWS = 240
+SOME = 60  # rows that room is made for at least: memory of sizes that come again is used again
 BITS = 1 / math.log(2)  # of one e-fold
 
 
@@ -34,27 +37,34 @@ class _Fused(torch.autograd.Function):
         vocab = table.shape[0]
         wanted = ctx.needs_input_grad
         dx = torch.empty_like(x) if wanted[0] else None
+        ctx.share, there = learn.adds_to(table) if wanted[1] else (1.0, None)
+        ctx.added = there is not None
         fresh = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
-        dtable = fresh(table) if wanted[1] else None
+        dtable = there if there is not None else fresh(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         room = x.new_empty(min(ROWS, -(-x.shape[0] // SOME) * SOME), vocab)
+        score, back, gather = _products(x, table, dx is not None)
         for begin in range(0, x.shape[0], ROWS):
             some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
-            logits = torch.mm(some * BITS, table.T, out=room[: len(some)])
+            logits = score(some * BITS, room[: len(some)])
             e, top, mass, right = _powers(logits, bias, goal)
             nll += (top + mass.log2() - right).sum()
             rights += right.sum()
             if dx is not None:
-                torch.mm(e, table, out=dx[begin : begin + ROWS]).div_(mass)
+                back(e, dx[begin : begin + ROWS]).div_(mass)
             if dtable is not None:
-                dtable.addmm_(e.T, some / mass, beta=1 if begin else 0)
+                gather(e.T, some * (ctx.share / mass), dtable, begin > 0 or there is not None)
             if dbias is not None:
                 dbias.addmv_(e.T, 1 / mass[:, 0])
         if dx is not None:
-            dx.sub_(table[target], alpha=1 - smoothing).sub_(table.sum(0), alpha=smoothing / vocab)
+            dx.sub_(table[target], alpha=1 - smoothing)
+        if dx is not None and smoothing:
+            dx.sub_(table.sum(0), alpha=smoothing / vocab)
         if dtable is not None:
-            dtable.index_add_(0, target, x, alpha=smoothing - 1).sub_(x.sum(0), alpha=smoothing / vocab)
+            dtable.index_add_(0, target, x, alpha=ctx.share * (smoothing - 1))
+        if dtable is not None and smoothing:
+            dtable.sub_(x.sum(0), alpha=ctx.share * smoothing / vocab)
         if dbias is not None:
             dbias.index_add_(0, target, dbias.new_ones(len(target)), alpha=smoothing - 1)
             dbias.sub_(len(target) * smoothing / vocab)
@@ -62,15 +72,38 @@ class _Fused(torch.autograd.Function):
         if smoothing:
             means = x.sum(0) @ table.mean(0) + (0 if bias is None else len(x) * bias.mean())  # over the words
             loss = loss + smoothing * (rights / BITS - means)
-        ctx.save_for_backward(dx, dtable, dbias)
+        ctx.save_for_backward(dx, None if there is not None else dtable, dbias)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     def backward(ctx, up: Tensor, _: Tensor):  # type: ignore[override]
+        if ctx.added and math.isfinite(up) and abs(float(up) / ctx.share - 1) > 1e-5:
+            raise RuntimeError(f"the loss was to be multiplied by {ctx.share}, and was by {float(up)}")
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # they may be asked for once more
         scale = torch.mul if again else Tensor.mul_
         return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
+
+
+Product = Callable[[Tensor, Tensor], Tensor]  # of these, into those
+
+
+def _products(x: Tensor, table: Tensor, wanted: bool) -> tuple[Product, Product, Callable[..., Any]]:
+    """x -> x table^T; e -> e table, if that is wanted; e^T, x -> their product, added to what is there or not. The
+    table is laid out once for all rows."""
+    known = native.able(x, table)
+    if known is None or not pays(known, x.shape[0], table):
+        return (
+            lambda x, to: torch.mm(x, table.T, out=to),
+            lambda e, to: torch.mm(e, table, out=to),
+            lambda e, x, to, adds: to.addmm_(e, x, beta=int(adds)),
+        )
+    forth, back = panels(known, table.T), panels(known, table) if wanted else None
+    return (
+        lambda x, to: multiply(known, x, forth, to=to),
+        lambda e, to: multiply(known, e, back, to=to),  # type: ignore[arg-type]
+        lambda e, x, to, adds: multiply(known, e, x, to=to, adds=adds),
+    )
 
 
 def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ class Gradients:
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters, self.made = parameters, set[int]()
+        self._at: dict[int, int] = {}  # which parameter lies where
         self.rooms = [torch.zeros_like(parameter) for parameter in parameters]
         for index, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._note, index))
@@ -27,6 +28,15 @@ class Gradients:
         for parameter, room in zip(self.parameters, self.rooms, strict=True):
             parameter.grad = room
         self.made.clear()
+        self._at = {parameter.data_ptr(): index for index, parameter in enumerate(self.parameters)}
+
+    def room(self, weight: Tensor) -> Tensor | None:
+        """Where the gradient of a weight is added up; it is there from now on."""
+        index = self._at.get(weight.data_ptr())
+        if index is None or self.rooms[index].shape != weight.shape:
+            return None  # a view of it, or of no parameter
+        self.made.add(index)
+        return self.rooms[index]
 
     def add(self, index: int, more: Tensor) -> None:
         self.rooms[index].add_(more)

@@ -9,6 +9,7 @@ follow from the same state.
 from __future__ import annotations
 
 import atexit
+import gc
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +33,10 @@ class Hands:
         self.gradients = gradients
         for parameter in gradients.parameters:
             parameter.data = _shared(parameter.data)
+        gradients.begin()  # which knows them by where they lie
         give_back_memory()
+        gc.collect()
+        gc.freeze()  # what is there now stays, and is not looked through again and again, here and in the others
         self._hands: list[_Hand] = []
         for _ in range(many):
             self._hands.append(_Hand(learn, gradients, self._hands))
@@ -42,6 +46,7 @@ class Hands:
         """They end, once they are done with what they have."""
         for hand in self._hands:
             hand.close()
+        gc.unfreeze()
 
     def __len__(self) -> int:
         return len(self._hands)

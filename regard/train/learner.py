@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
+from regard.core.learn import adding_to
 from regard.core.native import kernels
 from regard.data.batches import Batch, Feed
 from regard.machine import forks, keep_memory
@@ -150,7 +151,7 @@ class Learner:
     def _learn(self, batch: Batch, count: int) -> Tensor:
         """Add the gradient of one batch of a step over `count` tokens. The sum of -log p of its tokens."""
         asked = losses(self.model) if self._asks_more else nullcontext(lambda: 0.0)
-        with asked as more:  # until after the backward, in which layers may be computed again
+        with asked as more, adding_to(self.gradients, 1 / count):  # until the end: layers may be computed again
             with self._precision():
                 result = self.objective(self.model, batch)
                 loss = result.loss / count + more() * (batch.count / count)

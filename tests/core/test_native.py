@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from regard import build
 from regard.core import Context, native, product, select
+from regard.core.multiply import panels
 from regard.parts.positions.rotary import Rotary
 from regard.verify import laws
 
@@ -36,7 +37,7 @@ def test_products(threads, dtype, rows, wide, out, bias, known):
     add = torch.randn(out, dtype=dtype) if bias else None
     wanted = F.linear(x, weight, add)
     near(native.apply(known, native.map_of(weight, add), x), wanted)
-    near(native.apply(known, native.map_of(weight, add, native.pack(known, weight)), x), wanted)
+    near(native.apply(known, native.map_of(weight, add, panels(known, weight.T).numbers), x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,7 +50,7 @@ def test_feed_forward(threads, dtype, rows, bend, torchs, known):
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((rows, 20), (45, 20), (20, 45)))
     x[0] *= 9  # far from 0, too
     wanted = F.linear(torchs(F.linear(x, into)), out)
-    packed = [None, None] if rows < 25 else [native.pack(known, into), native.pack(known, out)]
+    packed = [None, None] if rows < 25 else [panels(known, into.T).numbers, panels(known, out.T).numbers]
     maps = native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1])
     near(native.Program([native.feeding(*maps, bend, rows)]).run(known, x), wanted)
 
@@ -109,7 +110,7 @@ def test_what_is_not_a_number_stays_none(known):
 def test_likeliest_words(dtype, rows, words, many, bias, known):
     x, table = torch.randn(rows, 20, dtype=dtype), torch.randn(words, 20, dtype=dtype)
     add = 3 * torch.randn(words, dtype=dtype) if bias else None
-    logs, at = native.likeliest(known, x, native.pack(known, table), add, words, many)
+    logs, at = native.likeliest(known, x, panels(known, table.T).numbers, add, words, many)
     every = F.linear(x, table, add).log_softmax(-1)
     wanted = every.topk(many, -1)
     near(logs, wanted.values)
@@ -121,14 +122,14 @@ def test_likeliest_words(dtype, rows, words, many, bias, known):
 def test_scores_far_apart(known):
     """Neither overflow nor loss: what is likely is likely wherever the scores lie."""
     x, table = torch.tensor([[1.0], [-1.0]]), torch.tensor([[500.0], [-400.0], [499.0], [0.0]])
-    logs, at = native.likeliest(known, x, native.pack(known, table), None, 4, 2)
+    logs, at = native.likeliest(known, x, panels(known, table.T).numbers, None, 4, 2)
     assert at.tolist() == [[0, 2], [1, 3]]
     near(logs, torch.tensor([[-math.log1p(math.exp(-1)), -1 - math.log1p(math.exp(-1))], [0.0, -400.0]]))
 
 
 def test_scores_that_are_no_numbers_are_found_out(known):
     table = torch.randn(50, 4)
-    logs, _ = native.likeliest(known, torch.full((2, 4), torch.nan), native.pack(known, table), None, 50, 3)
+    logs, _ = native.likeliest(known, torch.full((2, 4), torch.nan), panels(known, table.T).numbers, None, 50, 3)
     assert bool(logs.isnan().all())
 
 

@@ -1,7 +1,12 @@
 """Gradients in memory of their own: the same as torch's, step after step."""
 
+import pytest
 import torch
 
+from regard.core import Context, learn, multiply, native
+from regard.kernels import cross_entropy as kernel
+from regard.kernels.cross_entropy import cross_entropy
+from regard.parts.feedforwards.mlp import Mlp
 from regard.train.gradients import Gradients
 
 
@@ -51,3 +56,56 @@ def test_what_others_have_made_is_added():
     assert torch.equal(ours[0].grad, before + 1)
     assert ours[1].grad is None
     assert ours[2].grad.tolist() == [1, 1]
+
+
+class Small(torch.nn.Module):
+    """A feed-forward and words, which are read and scored by the same table."""
+
+    def __init__(self, bend: str):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = torch.nn.Parameter(torch.randn(50, 12))
+        self.mlp = Mlp(12, 24, activation=bend)
+
+    def forward(self, tokens, targets, smoothing):
+        x = torch.nn.functional.embedding(tokens, self.table)
+        x = x + self.mlp(x, Context.begin(*tokens.shape, x.device))
+        return cross_entropy(x, self.table, None, targets, smoothing)[0]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("bend", ["relu", "gelu"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
+    known = native.kernels()
+    if known is not None:
+        monkeypatch.setattr(known, "multiplies", own)
+        monkeypatch.setattr(multiply, "LEAST", 1)
+    monkeypatch.setattr(kernel, "ROWS", 16)
+    ours, theirs = Small(bend), Small(bend)
+    gradients = Gradients(list(ours.parameters()))
+    for step in range(2):
+        torch.manual_seed(step)
+        parts = [(torch.randint(50, (3, 9)), torch.randint(50, (3, 9))) for _ in range(2)]
+        gradients.begin()
+        theirs.zero_grad()
+        for tokens, targets in parts:
+            with learn.adding_to(gradients, 1 / 7):
+                (ours(tokens, targets, smoothing) / 7).backward()
+            (theirs(tokens, targets, smoothing) / 7).backward()
+        gradients.end()
+        for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+    assert learn.adds_to(ours.table) == (1.0, None)
+    tokens, targets = parts[0]
+    mine, other = (torch.autograd.grad(m(tokens, targets, smoothing), [*m.parameters()]) for m in (ours, theirs))
+    assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))  # given back, where nobody adds up
+
+
+def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
+    model = Small("relu")
+    gradients = Gradients(list(model.parameters()))
+    gradients.begin()
+    tokens = torch.randint(50, (2, 5))
+    with learn.adding_to(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
+        model(tokens, tokens, 0.0).backward()

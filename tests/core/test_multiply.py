@@ -1,0 +1,93 @@
+"""Products of many rows: the same as torch's, whatever lies how."""
+
+import pytest
+import torch
+
+from regard.core import multiply as products
+from regard.core import native
+from regard.core.multiply import multiply, panels, pays, product
+from regard.kernels.activation import activation
+
+CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
+SIZES = [(1, 1, 1), (7, 19, 33), (125, 40, 500), (6, 16, 384), (61, 300, 7), (250, 9, 1000)]  # rows, wide, deep
+
+
+def near(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE[found.dtype] * max(1.0, float(wanted.abs().max())))
+
+
+def drawn(*size, turned=False, dtype=torch.float32):
+    return torch.randn(*size[::-1], dtype=dtype).T if turned else torch.randn(*size, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", list(CLOSE))
+@pytest.mark.parametrize(("rows", "wide", "deep"), SIZES)
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_as_torch_has_it(threads, known, dtype, rows, wide, deep, turned):
+    x, p = drawn(rows, deep, turned=turned[0], dtype=dtype), drawn(deep, wide, turned=turned[1], dtype=dtype)
+    bias, there = torch.randn(wide, dtype=dtype), torch.randn(rows, wide, dtype=dtype)
+    near(multiply(known, x, p), x @ p)
+    near(multiply(known, x, p, bias), x @ p + bias)
+    near(multiply(known, x, p, to=there.clone(), adds=True), there + x @ p)
+    laid = panels(known, p)
+    near(multiply(known, x, laid), x @ p)
+    near(multiply(known, 2 * x, laid), 2 * x @ p)  # which is as it was
+
+
+def test_into_a_part_of_something(known):
+    """Rows of the result that lie apart, and rows of x that lie neither way side by side."""
+    x, p, whole = torch.randn(40, 30, 2)[..., 0], torch.randn(30, 21), torch.zeros(40, 50)
+    multiply(known, x, p, to=whole[:, 5:26])
+    near(whole[:, 5:26], x @ p)
+    assert not whole[:, :5].any()
+    assert not whole[:, 26:].any()
+
+
+def test_of_nothing(known):
+    bias = torch.randn(4)
+    assert not multiply(known, torch.randn(3, 0), torch.randn(0, 4)).any()
+    assert torch.equal(multiply(known, torch.randn(3, 0), torch.randn(0, 4), bias), bias.expand(3, 4))
+    assert multiply(known, torch.randn(0, 5), torch.randn(5, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", list(CLOSE))
+@pytest.mark.parametrize("bend", native.BENDS)
+def test_bends_after_it(threads, known, dtype, bend):
+    x, p = drawn(70, 400, dtype=dtype) / 5, drawn(400, 37, dtype=dtype) / 5
+    bent = torch.empty(70, 37, dtype=dtype)
+    hidden = multiply(known, x, p, bend=bend, bent=bent)
+    near(hidden, x @ p)
+    of = activation(bend)
+    near(bent, of(hidden))
+    again, up, back = torch.empty_like(bent), drawn(70, 11, dtype=dtype), drawn(11, 37, dtype=dtype)
+    asked = hidden.clone().requires_grad_()
+    of(asked).backward(up @ back)
+    near(multiply(known, up, back, bend=bend, bent=again, hidden=hidden), asked.grad)
+    near(again, of(hidden))
+
+
+def test_what_is_not_a_number_stays_where_it_is(known):
+    x, p = torch.randn(13, 20), torch.randn(20, 18)
+    x[3, 4], p[5, 7] = torch.inf, torch.nan
+    found, wanted = multiply(known, x, p), x @ p
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+
+
+def test_room_is_kept_and_grows(known, monkeypatch):
+    monkeypatch.setattr(products, "KEPT", 4 * 30 * 40)
+    for deep, wide in ((3, 5), (30, 40), (10, 9), (60, 80)):
+        x, p = torch.randn(50, deep), torch.randn(deep, wide)
+        near(multiply(known, x, p), x @ p)
+
+
+def test_by_whoever_is_faster(known, monkeypatch):
+    x, p, bias = torch.randn(200, 120), torch.randn(120, 100), torch.randn(100)
+    for own in (True, False):
+        monkeypatch.setattr(known, "multiplies", own)
+        assert pays(known, 200, p) == own
+        near(product(known, x, p, bias), x @ p + bias)
+        near(product(known, x, p), x @ p)
+    monkeypatch.setattr(known, "multiplies", True)
+    assert not pays(known, 2, p)
+    assert not pays(None, 200, p)
+    assert not pays(known, 2000, torch.empty(300, 300))
