@@ -2,8 +2,8 @@
 
     python bench/translate.py --run runs/multi30k --write          ten minutes on two cores
 
-The run is the one that bench/multi30k.py trains; where there is none, ten minutes of that come first. Hugging
-Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; what all of them answer
+The run is the one that bench/multi30k.py trains; where there is none, a quick one of twelve minutes comes first.
+Hugging Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; what all of them answer
 is compared by BLEU. Contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
@@ -76,9 +76,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()
     threads = given.threads or torch.get_num_threads()
-    if not (given.run / "model.safetensors").exists():
-        results.console.print("there is no such run: ten minutes of training come first")
-        multi30k.train(given.run, threads, "--minutes", "10")
+    multi30k.quick(given.run, threads)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sources.json"
         file.write_text(json.dumps(sources(given.run, given.count)))

@@ -163,8 +163,12 @@ INLINE long up(long many, long step) { return (many + step - 1) / step * step; }
 
 template <typename Real> INLINE void put(Real *to, typename Of<Real>::Vector v) { *(typename Of<Real>::Loose *)to = v; }
 
-#if defined(__AVX2__)
 // y (8 channels, 8 rows) = x (8 rows, 8 channels) turned.
+template <typename Real> INLINE void turned8(const Real *x, long step, Real *y, long line) {
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
+}
+#if defined(__AVX2__)
 INLINE void turned8(const float *x, long step, float *y, long line) {
     __m256 a[8], b[8];
     for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(x + r * step);
@@ -179,16 +183,7 @@ INLINE void turned8(const float *x, long step, float *y, long line) {
         _mm256_storeu_ps(y + (r + 4) * line, _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
     }
 }
-#else
-INLINE void turned8(const float *x, long step, float *y, long line) {
-    for (int r = 0; r < 8; r++)
-        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
-}
 #endif
-INLINE void turned8(const double *x, long step, double *y, long line) {
-    for (int r = 0; r < 8; r++)
-        for (int c = 0; c < 8; c++) y[c * line + r] = x[r * step + c];
-}
 
 // A tile of a product, in registers: found[r][j] = sum over k of x[r, k] p[k, j], for ROWS rows of x and a panel p. Rows
 // lie `step` apart, and those at `next` are fetched meanwhile; or, ACROSS, side by side for every k, and a step is from k
