@@ -9,7 +9,7 @@ from regard.core.multiply import multiply, panels, pays, product
 from regard.kernels.activation import activation
 
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
-SIZES = [(1, 1, 1), (7, 19, 33), (125, 40, 500), (6, 16, 384), (61, 300, 7), (250, 9, 1000)]  # rows, wide, deep
+SIZES = [(1, 1, 1), (7, 19, 33), (125, 40, 500), (250, 9, 1000)]  # rows, wide, deep
 
 
 def near(found, wanted):
@@ -22,7 +22,7 @@ def drawn(*size, turned=False, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize(("rows", "wide", "deep"), SIZES)
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("turned", [(False, True), (True, False)])
 def test_as_torch_has_it(threads, known, dtype, rows, wide, deep, turned):
     x, p = drawn(rows, deep, turned=turned[0], dtype=dtype), drawn(deep, wide, turned=turned[1], dtype=dtype)
     bias, there = torch.randn(wide, dtype=dtype), torch.randn(rows, wide, dtype=dtype)
