@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import native
-from .multiply import multiply, pays, product
-from .native import BENDS, Kernels
+from .multiply import bent_product, product, product_into, unbent_product
+from .native import Kernels
 
 
 class Seen(Structure):
@@ -100,7 +100,7 @@ def mlp(
     known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, bend: str, out: Tensor, last: Tensor | None
 ) -> Tensor:
     """x (..., width) -> out bend(into x + add) + last"""
-    return _Mlp.apply(known, x, into, add, BENDS.index(bend), out, last)
+    return _Mlp.apply(known, x, into, add, bend, out, last)
 
 
 class _Mlp(torch.autograd.Function):
@@ -111,42 +111,22 @@ class _Mlp(torch.autograd.Function):
         x: Tensor,
         into: Tensor,
         add: Tensor | None,
-        bend: int,
+        bend: str,
         out: Tensor,
         last: Tensor | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        ctx.own = pays(known, len(rows), into)
-        seen = BENDS[bend] in ("identity", "relu")  # the slope of which can be told from what it has made
-        if ctx.own:
-            hidden = rows.new_empty(len(rows), len(into))
-            bent = hidden if seen else torch.empty_like(hidden)
-            multiply(known, rows, into.T, add, hidden, bend=BENDS[bend], bent=bent)
-            y = multiply(known, bent, out.T, last)
-        else:
-            hidden = torch.nn.functional.linear(rows, into, add)
-            bent = hidden if seen else torch.empty_like(hidden)
-            known.named["bend", x.dtype](
-                hidden.data_ptr(), bent.data_ptr(), hidden.numel(), bend, native.threads(hidden.numel())
-            )
-            y = torch.nn.functional.linear(bent, out, last)
+        hidden, bent = bent_product(known, rows, into.T, add, bend)
         ctx.known, ctx.bend, ctx.biased = known, bend, (add is not None, last is not None)
         ctx.save_for_backward(rows, hidden, into, out)
-        return y.view(*x.shape[:-1], out.shape[0])
+        return product(known, bent, out.T, last).view(*x.shape[:-1], out.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
         rows, hidden, into, out = ctx.saved_tensors
-        up, bent = dy.reshape(-1, dy.shape[-1]), torch.empty_like(hidden)
-        if ctx.own:
-            down = multiply(ctx.known, up, out, bend=BENDS[ctx.bend], bent=bent, hidden=hidden)
-        else:
-            down = up @ out
-            ctx.known.named["unbend", hidden.dtype](
-                hidden.data_ptr(), bent.data_ptr(), down.data_ptr(), hidden.numel(), ctx.bend,
-                native.threads(hidden.numel()),
-            )  # fmt: skip
+        up = dy.reshape(-1, dy.shape[-1])
+        down, bent = unbent_product(ctx.known, up, out, hidden, ctx.bend)
         wanted = ctx.needs_input_grad
         return (
             None,
@@ -182,28 +162,25 @@ def adding_to(sums: Sums, share: float) -> Iterator[None]:
     share: what a loss is multiplied by before it is learned from, so that a gradient that is made with the loss is the
            right one.
     """
-    before = vars(_now).copy()
+    before = _now.sums, _now.share
     _now.sums, _now.share = sums, share
     try:
         yield
     finally:
-        vars(_now).clear()
-        vars(_now).update(before)
+        _now.sums, _now.share = before
 
 
 def adds_to(weight: Tensor) -> tuple[float, Tensor | None]:
-    """By what a gradient that is made with the loss is multiplied, and where it is added up; 1, None: it is not."""
-    room = None if _now.sums is None else _now.sums.room(weight)
+    """By what a gradient that is made with the loss is multiplied, and where it is added up; 1, None: it is not, as on
+    other devices, which would have to be waited for to know that it was right."""
+    room = None if _now.sums is None or not weight.is_cpu else _now.sums.room(weight)
     return (1.0, None) if room is None else (_now.share, room)
 
 
 def gather(known: Kernels, up: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
     """up^T x, the gradient of a weight (out, in); None when it was added to what is there."""
     room = adds_to(weight)[1]
-    if pays(known, len(x), weight):
-        made = multiply(known, up.T, x, to=room, adds=room is not None)
-    else:
-        made = up.T @ x if room is None else room.addmm_(up.T, x)
+    made = product_into(known, up.T, x, up.new_empty(weight.shape) if room is None else room, room is not None)
     return made if room is None else None
 
 

@@ -1,6 +1,6 @@
-// y = x p, and maybe more than that while it is still near: the large products of learning and of long prompts, for
-// processors that torch's library was not made for. What is multiplied by lies in panels, made once; rows are read where
-// they are. Called by core/multiply.py, and tested against torch. Memory is the caller's; nothing is allocated.
+// y = x p for many rows, and maybe more than that while it is still near, for processors that torch's library was not made
+// for. What is multiplied by lies in panels, made once; rows are read where they are. Called by core/multiply.py, and tested
+// against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
 #include "native.h"
 
@@ -99,7 +99,7 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
     const long across = (end - top + high - 1) / high, along = (a.deep + down - 1) / down;
     const bool direct = a.x_deep == 1;  // rows are read where they are
     Real *room = a.room + own.which * HIGH * DEEP;
-    for (long piece = 0; piece < across * along; piece++) {  // of what is aligned first, what lies near comes next
+    for (long piece = 0; piece < across * along; piece++) {  // what is near is taken next: of rows, or of k
         const long m = top + (direct ? piece / along : piece % across) * high;
         const long k = (direct ? piece % along : piece / across) * down;
         const long rows = least(end - m, high), deep = least(a.deep - k, down), whole = direct ? rows / ROWS * ROWS : 0;

@@ -16,9 +16,7 @@ from . import native
 from .native import BENDS, Kernels
 
 LEAST, NARROW = 1 << 21, 256  # multiplications from which on, and channels up to which it pays
-KEPT = (
-    1 << 24
-)  # bytes of room, up to which it is kept for the next product: to ask for it anew takes longer than to fill it
+KEPT = 1 << 24  # bytes of room, up to which it is kept for the next product: asking for it takes longer than filling it
 
 
 class _Kept(threading.local):
@@ -48,10 +46,10 @@ class Panels(NamedTuple):
     wide: int
 
 
-def pays(known: Kernels | None, rows: int, weight: Tensor) -> bool:
+def pays(known: Kernels, rows: int, weight: Tensor) -> bool:
     """Whether our own products are faster for so many rows: where they are narrow, torch spends too long on laying them
     out."""
-    return known is not None and known.multiplies and rows * weight.numel() >= LEAST and min(weight.shape) <= NARROW
+    return known.multiplies and rows * weight.numel() >= LEAST and min(weight.shape) <= NARROW
 
 
 def _room(what: str, like: Tensor, size: int) -> Tensor:
@@ -78,13 +76,15 @@ def multiply(
     known: Kernels, x: Tensor, p: Tensor | Panels, bias: Tensor | None = None, to: Tensor | None = None,
     adds: bool = False, bend: str = "", bent: Tensor | None = None, hidden: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """x (rows, deep) p (deep, wide) + bias, into `to`, or added to what is there.
+    """x (rows, deep) p (deep, wide) + bias, into `to`, whose columns lie side by side, or added to what is there.
 
     bend:   what comes after it. Of the product, into `bent`; or, where hidden numbers are given, of these, and the
             product is multiplied by its slope there. What is hidden and bent lies as the product does.
     """
     if 1 not in x.stride():
         x = x.contiguous()
+    if bias is not None:
+        bias = bias.contiguous()
     given = p if isinstance(p, Panels) else panels(known, p, passing=True)
     (rows, deep), wide = x.shape, given.wide
     y = x.new_empty(rows, wide) if to is None else to
@@ -104,3 +104,35 @@ def product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None = None) ->
     if pays(known, len(x), p):
         return multiply(known, x, p, bias)
     return x @ p if bias is None else torch.addmm(bias, x, p)
+
+
+def product_into(known: Kernels | None, x: Tensor, p: Tensor, to: Tensor, adds: bool) -> Tensor:
+    """x p into `to`, or added to what is there, by whoever is faster here."""
+    if known is not None and pays(known, len(p), to) and to.stride(1) == 1:
+        return multiply(known, x, p, to=to, adds=adds)
+    return to.addmm_(x, p, beta=int(adds))
+
+
+def bent_product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None, bend: str) -> tuple[Tensor, Tensor]:
+    """x p + bias, and the bend of it; one and the same, where the slope can be told from what is bent."""
+    own = pays(known, len(x), p)
+    hidden = x.new_empty(len(x), p.shape[1]) if own else product(known, x, p, bias)
+    bent = hidden if bend in ("identity", "relu") else torch.empty_like(hidden)
+    if own:
+        multiply(known, x, p, bias, hidden, bend=bend, bent=bent)
+    else:
+        size = hidden.numel()
+        known.named["bend", x.dtype](hidden.data_ptr(), bent.data_ptr(), size, BENDS.index(bend), native.threads(size))
+    return hidden, bent
+
+
+def unbent_product(known: Kernels, x: Tensor, p: Tensor, hidden: Tensor, bend: str) -> tuple[Tensor, Tensor]:
+    """x p times the slope of the bend at what is hidden, and the bend of that."""
+    bent = torch.empty_like(hidden)
+    if pays(known, len(x), p):
+        return multiply(known, x, p, bend=bend, bent=bent, hidden=hidden), bent
+    y, size = product(known, x, p), hidden.numel()
+    known.named["unbend", x.dtype](
+        hidden.data_ptr(), bent.data_ptr(), y.data_ptr(), size, BENDS.index(bend), native.threads(size)
+    )
+    return y, bent

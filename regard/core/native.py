@@ -1,7 +1,7 @@
-"""Kernels in the processor's own language: native.cpp for decoding, learn.cpp for learning and multiply.cpp for large
-products, compiled once for this machine by the compiler that is there, in some seconds, when first wanted. Where there
-is none, or REGARD_NATIVE is 0, torch's operations do the same. Here is how they are made, and those for decoding; the
-others are in learn.py and multiply.py.
+"""Kernels in the processor's own language: native.cpp for decoding, learn.cpp for learning, multiply.cpp for products
+of many rows, compiled once for this machine by the compiler that is there, in some seconds, when first wanted. Where
+there is none, or REGARD_NATIVE is 0, torch's operations do the same. Here is how they are made, and those for decoding;
+the others are in learn.py and multiply.py.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ TAKES = {
     "unbend": [*_POINTERS * 3, c_long, c_int, c_int],
     "drop": [*_POINTERS * 3, c_long, c_int, c_double, c_uint64, c_int],
     "powers": [*_POINTERS * 6, *_SIZES * 2, c_int],
-    # large products
+    # for many rows
     "pack": [*_POINTERS * 2, *_SIZES * 4, c_int],
     "multiply": _POINTERS,
     "piece": [],

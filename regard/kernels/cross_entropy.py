@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core import learn, native
-from regard.core.multiply import multiply, panels, pays
+from regard.core.multiply import multiply, panels, pays, product_into
 
-ROWS = 240
+ROWS = 240  # at a time: whole tiles of our own products
 SOME = 60  # rows that room is made for at least: memory of sizes that come again is used again
 BITS = 1 / math.log(2)  # of one e-fold
 
@@ -36,7 +35,7 @@ class _Fused(torch.autograd.Function):
     def forward(ctx, x: Tensor, table: Tensor, bias: Tensor | None, target: Tensor, smoothing: float):  # type: ignore[override]
         vocab = table.shape[0]
         wanted = ctx.needs_input_grad
-        dx = torch.empty_like(x) if wanted[0] else None
+        dx = x.new_empty(x.shape) if wanted[0] else None
         ctx.share, there = learn.adds_to(table) if wanted[1] else (1.0, None)
         ctx.added = there is not None
         fresh = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
@@ -44,7 +43,9 @@ class _Fused(torch.autograd.Function):
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         room = x.new_empty(min(ROWS, -(-x.shape[0] // SOME) * SOME), vocab)
-        score, back, gather = _products(x, table, dx is not None)
+        known = native.able(x, table)
+        own = known if known is not None and pays(known, len(x), table) else None
+        score, back = (_times(own, p) if asked else None for p, asked in ((table.T, True), (table, wanted[0])))
         for begin in range(0, x.shape[0], ROWS):
             some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
             logits = score(some * BITS, room[: len(some)])
@@ -54,7 +55,7 @@ class _Fused(torch.autograd.Function):
             if dx is not None:
                 back(e, dx[begin : begin + ROWS]).div_(mass)
             if dtable is not None:
-                gather(e.T, some * (ctx.share / mass), dtable, begin > 0 or there is not None)
+                product_into(known, e.T, some * (ctx.share / mass), dtable, ctx.added or begin > 0)
             if dbias is not None:
                 dbias.addmv_(e.T, 1 / mass[:, 0])
         if dx is not None:
@@ -72,7 +73,7 @@ class _Fused(torch.autograd.Function):
         if smoothing:
             means = x.sum(0) @ table.mean(0) + (0 if bias is None else len(x) * bias.mean())  # over the words
             loss = loss + smoothing * (rights / BITS - means)
-        ctx.save_for_backward(dx, None if there is not None else dtable, dbias)
+        ctx.save_for_backward(dx, None if ctx.added else dtable, dbias)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
@@ -85,25 +86,12 @@ class _Fused(torch.autograd.Function):
         return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
 
 
-Product = Callable[[Tensor, Tensor], Tensor]  # of these, into those
-
-
-def _products(x: Tensor, table: Tensor, wanted: bool) -> tuple[Product, Product, Callable[..., Any]]:
-    """x -> x table^T; e -> e table, if that is wanted; e^T, x -> their product, added to what is there or not. The
-    table is laid out once for all rows."""
-    known = native.able(x, table)
-    if known is None or not pays(known, x.shape[0], table):
-        return (
-            lambda x, to: torch.mm(x, table.T, out=to),
-            lambda e, to: torch.mm(e, table, out=to),
-            lambda e, x, to, adds: to.addmm_(e, x, beta=int(adds)),
-        )
-    forth, back = panels(known, table.T), panels(known, table) if wanted else None
-    return (
-        lambda x, to: multiply(known, x, forth, to=to),
-        lambda e, to: multiply(known, e, back, to=to),  # type: ignore[arg-type]
-        lambda e, x, to, adds: multiply(known, e, x, to=to, adds=adds),
-    )
+def _times(own: native.Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """x, to -> x p, there: by products of our own p is laid out once for all rows."""
+    if own is None:
+        return lambda x, to: torch.mm(x, p, out=to)
+    laid = panels(own, p)
+    return lambda x, to: multiply(own, x, laid, to=to)
 
 
 def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

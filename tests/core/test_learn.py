@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from regard import build
-from regard.core import learn, native, product
+from regard.core import learn, multiply, native, product
 from regard.core.dropout import STEPS
 from regard.kernels.activation import activation
 from regard.kernels.cross_entropy import cross_entropy
@@ -92,7 +92,10 @@ def test_scores_far_apart(known):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bend", native.BENDS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_feed_forward(threads, known, dtype, bend, bias):
+@pytest.mark.parametrize("own", [True, False])
+def test_feed_forward(threads, known, dtype, bend, bias, own, monkeypatch):
+    monkeypatch.setattr(known, "multiplies", own)
+    monkeypatch.setattr(multiply, "LEAST", 1)
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((2, 13, 20), (45, 20), (17, 45)))
     x[0, 0] *= 9  # far from 0, too
     tensors = [x, into, out, *(torch.randn(n, dtype=dtype) for n in (45, 17) if bias)]

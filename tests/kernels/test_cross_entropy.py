@@ -4,20 +4,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.core import multiply, native
 from regard.kernels import cross_entropy as fused
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [3, 5, 512])
-def test_equals_plain(smoothing, with_bias, rows, monkeypatch):
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_equals_plain(smoothing, with_bias, rows, own, turned, monkeypatch):
+    """In parts and at once, by whoever multiplies, however it all lies."""
     monkeypatch.setattr(fused, "ROWS", rows)
+    monkeypatch.setattr(multiply, "LEAST", 1)
+    if (known := native.kernels()) is not None:
+        monkeypatch.setattr(known, "multiplies", own)
     torch.manual_seed(0)
-    x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
-    table = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    x, table = torch.randn(2, 7, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)
+    if turned:
+        x, table = x.permute(2, 0, 1).contiguous().permute(1, 2, 0), table.T.contiguous().T
+    x.requires_grad_()
+    table.requires_grad_()
     bias = torch.randn(11, dtype=torch.float64, requires_grad=True) if with_bias else None
     target = torch.randint(11, (2, 7))
-    target[0, 3:] = -100
+    if not turned:  # those that count are copied
+        target[0, 3:] = -100
     wanted = [t for t in (x, table, bias) if t is not None]
 
     scores = F.linear(x, table, bias).flatten(0, 1)
