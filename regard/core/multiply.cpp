@@ -3,9 +3,11 @@
 // against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
 #include "native.h"
+#include <limits.h>
 
 // Numbers that are taken at a time, so that they stay in the caches: of what is summed up; rows.
 enum { DEEP = 384, HIGH = 120 };
+enum { NEAR = 3 << 16, FAR_DOWN = 768 };  // the same for tiles: of rows in all, of what is summed up
 enum { FAR = 8, LARGE = 1 << 22 };  // steps ahead that rows are fetched; bytes of panels that do not stay near
 
 INLINE long least(long one, long other) { return one < other ? one : other; }
@@ -34,6 +36,12 @@ static void pack(const Real *p, Real *to, long deep, long wide, long down, long 
             for (long j = 0; j < panel; j++) one[k * panel + j] = j < some ? from[k * down + j * beside] : 0;
     }
 }
+
+// Numbers of room that a core needs.
+template <typename Real> constexpr long room_size() { return HIGH * DEEP; }
+#if TILES
+template <> constexpr long room_size<float>() { return NEAR / 2 * 3; }
+#endif
 
 template <typename Real> struct Times {
     const Real *x, *panels, *bias;  // (rows, deep), in any order; as `pack` has them; (wide)
@@ -127,6 +135,44 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
     }
 }
 
+#if TILES
+// The same in tiles. Rows are split into parts some at a time, as many as stay near while all panels pass.
+static void pack(const float *p, float *to, long deep, long wide, long down, long beside, Share own) {
+    const long panel = PANEL * lanes<float>(), panels = (wide + panel - 1) / panel, size = panel_size<float>(deep);
+    for (long i = own.begin(panels); i < own.end(panels); i++)
+        tiles::right(p + i * panel * beside, down, beside, wide - i * panel, deep, (uint32_t *)(to + i * size));
+}
+
+static void multiply(const Times<float> &a, Share own) {
+    const tiles::Ready ready;
+    const long panel = PANEL * lanes<float>(), some = tile_rows<float>();
+    const long groups = (a.rows + some - 1) / some, panels = (a.wide + panel - 1) / panel, size = panel_size<float>(a.deep);
+    const bool by_rows = groups >= panels;
+    const long top = by_rows ? own.begin(groups) * some : 0, end = least(by_rows ? own.end(groups) * some : a.rows, a.rows);
+    const long left = by_rows ? 0 : own.begin(panels), right = by_rows ? panels : own.end(panels);
+    const long down = cut(a.deep, FAR_DOWN, tiles::PAIR), high = least(NEAR / down / some * some, up(end - top, some));
+    uint32_t *room = (uint32_t *)(a.room + own.which * NEAR / 2 * 3);
+    for (long m = top; m < end; m += high)
+        for (long k = 0; k < a.deep; k += down) {
+            const long rows = least(end - m, high), deep = least(a.deep - k, down), blocks = tiles::blocks(deep);
+            const bool adds = a.adds || k;
+            for (long i = 0; i < rows; i += some)
+                tiles::left(a.x + (m + i) * a.x_row + k * a.x_deep, a.x_row, a.x_deep, least(rows - i, some), deep, 1,
+                            room + i / some * blocks * tiles::BLOCK);
+            for (long o = left; o < right; o++) {
+                const uint32_t *p = (const uint32_t *)(a.panels + o * size) + k / tiles::PAIR * tiles::BLOCK;
+                const float *bias = a.bias ? a.bias + o * panel : 0;
+                for (long i = 0; i < rows; i += some)
+                    tiles::product(room + i / some * blocks * tiles::BLOCK, p, blocks, a.y + (m + i) * a.y_row + o * panel,
+                                   a.y_row, least(rows - i, some), a.wide - o * panel, adds, bias);
+            }
+            const long first = left * panel;
+            if (a.bent && k + deep == a.deep && right > left)
+                finish(a, m, rows, first, least(a.wide, right * panel) - first);
+        }
+}
+#endif
+
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
     void pack_##name(const Real *p, Real *to, long deep, long wide, long down, long beside, int threads) {             \
@@ -135,17 +181,19 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
     void multiply_##name(const Times<Real> *a) {                                                                       \
         spread(a->threads, [=](Share own) { multiply(*a, own); });                                                     \
     }                                                                                                                  \
-    long piece_##name(void) { return HIGH * DEEP; }                                                                    \
+    long piece_##name(void) { return room_size<Real>(); }                                                               \
     }
 KERNELS(float, float32)
 KERNELS(double, float64)
 
-// Whether products are faster here than in torch's library, which was made for the processors of another maker.
-extern "C" int multiplies(void) {
-#if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
+// Channels up to which products of numbers of so many bytes are faster here than in torch's library, which was not made for
+// tiles, nor for the processors of another maker.
+extern "C" long narrow(int bytes) {
+#if TILES
+    if (bytes == sizeof(float)) return LONG_MAX;
+#elif defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
     __builtin_cpu_init();
-    return __builtin_cpu_is("amd") != 0;
-#else
-    return 0;
+    if (__builtin_cpu_is("amd")) return 256;
 #endif
+    return bytes * 0;
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import native
 from .native import BENDS, Kernels
 
-LEAST, NARROW = 1 << 21, 256  # multiplications from which on, and channels up to which it pays
+LEAST = 1 << 21  # multiplications from which on it pays
 KEPT = 1 << 24  # bytes of room, up to which it is kept for the next product: asking for it takes longer than filling it
 
 
@@ -49,7 +49,7 @@ class Panels(NamedTuple):
 def pays(known: Kernels, rows: int, weight: Tensor) -> bool:
     """Whether our own products are faster for so many rows: where they are narrow, torch spends too long on laying them
     out."""
-    return known.multiplies and rows * weight.numel() >= LEAST and min(weight.shape) <= NARROW
+    return rows * weight.numel() >= LEAST and min(weight.shape) <= known.narrow[weight.dtype]
 
 
 def _room(what: str, like: Tensor, size: int) -> Tensor:
@@ -65,8 +65,7 @@ def _room(what: str, like: Tensor, size: int) -> Tensor:
 def panels(known: Kernels, p: Tensor, passing: bool = False) -> Panels:
     """Of p (deep, wide). passing: for one product alone."""
     deep, wide = p.shape
-    panel = known.panel[p.dtype]
-    size = -(-wide // panel) * panel * deep
+    size = known.named["packed", p.dtype](deep, wide)
     made = _room("panels", p, size) if passing else p.new_empty(size)
     known.named["pack", p.dtype](p.data_ptr(), made.data_ptr(), deep, wide, *p.stride(), native.threads(p.numel()))
     return Panels(made, deep, wide)

@@ -1,4 +1,4 @@
-"""Kernels of our own as this machine has them, and as processors with shorter vectors do."""
+"""Kernels of our own as this machine has them, and as others do: with shorter vectors, or with tiles."""
 
 import ctypes
 import platform
@@ -9,7 +9,7 @@ import torch
 
 from regard.core import native
 
-OTHERS = ["-march=x86-64", "-march=haswell"]
+OTHERS = ["-march=x86-64", "-march=haswell", "-march=x86-64 -DEMULATE_TILES"]
 COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
 
 
@@ -23,7 +23,8 @@ def known(request):
         return found
     if platform.machine() != "x86_64" or "avx2" not in native._processor():
         pytest.skip("made for other processors")
-    return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
+    command = [COMPILER, *native.FLAGS, *request.param.split(), "-fopenmp"]
+    return native.Kernels(ctypes.CDLL(str(native._compiled(command))))
 
 
 @pytest.fixture(params=[1, 2])

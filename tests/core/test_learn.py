@@ -94,7 +94,7 @@ def test_scores_far_apart(known):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 def test_feed_forward(threads, known, dtype, bend, bias, own, monkeypatch):
-    monkeypatch.setattr(known, "multiplies", own)
+    monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
     monkeypatch.setattr(multiply, "LEAST", 1)
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((2, 13, 20), (45, 20), (17, 45)))
     x[0, 0] *= 9  # far from 0, too

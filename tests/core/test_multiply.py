@@ -83,10 +83,10 @@ def test_room_is_kept_and_grows(known, monkeypatch):
 def test_by_whoever_is_faster(known, monkeypatch):
     x, p, bias = torch.randn(200, 120), torch.randn(120, 100), torch.randn(100)
     for own in (True, False):
-        monkeypatch.setattr(known, "multiplies", own)
+        monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
         assert pays(known, 200, p) == own
         near(product(known, x, p, bias), x @ p + bias)
         near(product(known, x, p), x @ p)
-    monkeypatch.setattr(known, "multiplies", True)
+    monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256))
     assert not pays(known, 2, p)
     assert not pays(known, 2000, torch.empty(300, 300))
