@@ -192,8 +192,9 @@ def work(kind: str, folder: Path) -> float:
     return 3 * total / tokens
 
 
-def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[Contender]:
+def contenders(kind: str, folder: Path, threads: int, asked: list[str], many: int) -> list[Contender]:
     data = {"pairs": pairs, "text": lambda: text(256, 16), "masked": lambda: masked(128, 32)}[kind]()
+    data["batches"] = data["batches"][:many]  # those that the race takes: the memory of others is nobody's
     batches = folder / f"{kind}.json"
     batches.write_text(json.dumps(data))
     hugging(kind, folder / f"{kind}-hf")
@@ -221,7 +222,7 @@ def contenders(kind: str, folder: Path, threads: int, asked: list[str]) -> list[
 def compare(
     kind: str, folder: Path, rounds: int, steps: int, threads: int, asked: list[str], products: float
 ) -> list[list[str]]:
-    made = contenders(kind, folder, threads, asked)
+    made = contenders(kind, folder, threads, asked, (rounds + 1) * steps)
     ours, peer = made[:2]
     losses = [one.ask("loss")["loss"] for one in (ours, peer)]
     if abs(losses[0] - losses[1]) > 1e-4:

@@ -85,7 +85,7 @@ static void padded(const Real *x, long step, long rows, long wide, Real *y, long
     for (long i = rows * line; i < all * line; i++) y[i] = 0;
 }
 
-// o_i = sum over j of softmax_j(q_i . k_j + bias_ij) v_j, and back. Weights are held for a few queries at a time, with
+// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j, and back. Weights are held for a few queries at a time, with
 // queries side by side, so that all that is done to them is done to whole vectors.
 template <typename Real> struct Seen {
     const Real *q, *k, *v;
@@ -96,6 +96,7 @@ template <typename Real> struct Seen {
     Real *room;
     int64_t batch, heads, groups, queries, keys, dim, causal, hides, room_step, threads;
     int64_t q_step[3], k_step[3], v_step[3], added_step[4];  // batch, head, place, and key
+    double scale;  // of q . k
 };
 
 // All that is laid out anew for one head.
@@ -254,7 +255,8 @@ static void some_back(const Seen<Real> &a, const Head<Real> &head, long b, long 
             }
     }
     const long next = a.heads * a.dim, from = ((b * a.queries + first) * a.heads + h) * a.dim;
-    back<Real, N>(head.k, head.wide, a.dim, head.slopes, many, rows, (const Real *)0, a.dq + from, next);
+    for (long i = 0; i < width; i++) factor[i] = Real(a.scale);
+    back<Real, N>(head.k, head.wide, a.dim, head.slopes, many, rows, factor, a.dq + from, next);
     gather(head.slopes, width, full, head.q + first * head.wide, head.wide, rows, head.dk, head.wide);
     gather(head.weights, width, full, head.dy + first * head.wide, head.wide, rows, head.dv, head.wide);
 }
@@ -271,7 +273,7 @@ template <typename Real> static void forth(const Seen<Real> &a, long b, long gro
     padded(at(a.k, a.k_step, b, group), a.k_step[2], a.keys, a.dim, head.k, head.wide, head.stretch);
     padded(at(a.v, a.v_step, b, group), a.v_step[2], a.keys, a.dim, head.v, head.wide, head.stretch);
     for (long h = group * share; h < (group + 1) * share; h++) {
-        turned(at(a.q, a.q_step, b, h), a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real>);
+        turned(at(a.q, a.q_step, b, h), a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real> * Real(a.scale));
         for (long first = 0; first < a.queries;) {
             const int some = beside(a.queries - first, lane);
             (some == 1 ? some_forth<Real, 1> : some == 2 ? some_forth<Real, 2> : some_forth<Real, 3>)(a, head, b, h, first);
@@ -290,9 +292,10 @@ template <typename Real> static void back_again(const Seen<Real> &a, long b, lon
     for (long h = group * share; h < (group + 1) * share; h++) {
         const long from = (b * a.queries * a.heads + h) * a.dim;
         const Real *q = at(a.q, a.q_step, b, h);
-        turned(q, a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real>);
+        turned(q, a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real> * Real(a.scale));
         turned(a.dy + from, next, a.queries, a.dim, head.ups, head.line, Real(1));
         padded(q, a.q_step[2], a.queries, a.dim, head.q, head.wide, a.queries);
+        for (long i = 0; a.scale != 1 && i < a.queries * head.wide; i++) head.q[i] *= Real(a.scale);
         padded(a.dy + from, next, a.queries, a.dim, head.dy, head.wide, a.queries);
         for (long i = 0; i < head.line; i++) head.share[i] = i < a.queries ? inner(a.dy + from + i * next, a.y + from + i * next, a.dim) : 0;
         for (long first = 0; first < a.queries;) {

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import Structure, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import native
-from .multiply import bent_product, product, product_into, unbent_product
+from .multiply import Panels, bent_product, panels, pays, product, product_into, products, unbent_product
 from .native import Kernels
 
 
@@ -26,24 +27,12 @@ class Seen(Structure):
     """As learn.cpp has it."""
 
     _fields_ = (
-        [(name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")]
-        + [
-            (name, c_int64)
-            for name in (
-                "batch",
-                "heads",
-                "groups",
-                "queries",
-                "keys",
-                "dim",
-                "causal",
-                "hides",
-                "room_step",
-                "threads",
-            )
-        ]
-        + [(name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")]
-        + [("added_step", c_int64 * 4)]
+        *((name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")),
+        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "dim", "causal", "hides")),
+        *((name, c_int64) for name in ("room_step", "threads")),
+        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
+        ("added_step", c_int64 * 4),
+        ("scale", c_double),
     )
 
 
@@ -60,7 +49,7 @@ class _Attend(torch.autograd.Function):
         y, mass = q.new_empty(batch, queries, heads, dim), q.new_empty(batch, heads, 2, queries)
         ctx.known, ctx.causal = known, causal
         ctx.save_for_backward(q, k, v, added, y, mass)
-        _see("see", known, q, k, v, added, causal, y=y, mass=mass)
+        _see("see", known, q, k, v, added, causal, 1.0, y=y, mass=mass)
         return y
 
     @staticmethod
@@ -70,12 +59,20 @@ class _Attend(torch.autograd.Function):
         dq = torch.empty_like(y)
         dk, dv = (q.new_empty(k.shape[0], k.shape[2], k.shape[1], k.shape[3]) for _ in range(2))
         more = {"y": y, "mass": mass, "dy": dy.contiguous(), "dq": dq, "dk": dk, "dv": dv}
-        _see("unsee", ctx.known, q, k, v, added, ctx.causal, **more)
+        _see("unsee", ctx.known, q, k, v, added, ctx.causal, 1.0, **more)
         return None, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None, None
 
 
 def _see(
-    name: str, known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, **more: Tensor
+    name: str,
+    known: Kernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    added: Tensor | None,
+    causal: bool,
+    scale: float,
+    **more: Tensor,
 ) -> None:
     batch, heads, queries, dim = q.shape
     _, groups, keys, _ = k.shape
@@ -87,13 +84,74 @@ def _see(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), added=None if added is None else added.data_ptr(),
         batch=batch, heads=heads, groups=groups, queries=queries, keys=keys, dim=dim, causal=causal, hides=hides,
         threads=min(native.threads(batch * heads * queries * keys * dim), batch * groups), q_step=q.stride()[:3],
-        k_step=k.stride()[:3], v_step=v.stride()[:3], added_step=steps,
+        k_step=k.stride()[:3], v_step=v.stride()[:3], added_step=steps, scale=scale,
         **{what: tensor.data_ptr() for what, tensor in more.items()},
     )  # fmt: skip
     seen.room_step = known.named["room", q.dtype](ctypes.byref(seen))
     room = q.new_empty(seen.threads * seen.room_step)
     seen.room = room.data_ptr()
     known.named[name, q.dtype](ctypes.byref(seen))
+
+
+def attention(
+    known: Kernels, x: Tensor, memory: Tensor | None, maps: Sequence[Tensor | None], heads: tuple[int, int],
+    scale: float, added: Tensor | None, causal: bool,
+) -> Tensor:  # fmt: skip
+    """Maps to queries, keys and values, what queries find as `attend` has it, and the last map: x (batch, n, width).
+
+    memory: (batch, m, width) where keys and values are of it, and not of x.
+    maps:   weight and bias of each of the four.
+    heads:  of queries, of keys.
+    """
+    return _Attention.apply(known, x, memory, heads, scale, added, causal, *maps)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, known: Kernels, x: Tensor, memory: Tensor | None, heads: tuple[int, int], scale: float,
+        added: Tensor | None, causal: bool, *maps: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        weights, biases = [m for m in maps[::2] if m is not None], maps[1::2]
+        into = [(weight.T, bias) for weight, bias in zip(weights, biases, strict=True)]
+        rows, source = x.reshape(-1, x.shape[-1]), None
+        if memory is None:
+            q, k, v = products(known, rows, *into[:3])
+        else:
+            source = memory.reshape(-1, memory.shape[-1])
+            (q,), (k, v) = products(known, rows, into[0]), products(known, source, *into[1:3])
+        many = (heads[0], heads[1], heads[1])
+        q, k, v = (t.view(len(x), -1, h, t.shape[1] // h).transpose(1, 2) for t, h in zip((q, k, v), many, strict=True))
+        batch, _, queries, dim = q.shape
+        y, mass = x.new_empty(batch, queries, heads[0] * dim), x.new_empty(batch, heads[0], 2, queries)
+        _see("see", known, q, k, v, added, causal, scale, y=y, mass=mass)
+        ctx.given = known, scale, causal
+        ctx.save_for_backward(rows, source, q, k, v, added, y, mass, *weights)
+        return product(known, y.view(-1, y.shape[-1]), *into[3]).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        rows, source, q, k, v, added, y, mass, *maps = ctx.saved_tensors
+        known, scale, causal = ctx.given
+        wanted, across = ctx.needs_input_grad, source is not None
+        up = dy.reshape(-1, dy.shape[-1])
+        dq, dk, dv = (t.new_empty(t.shape[0], t.shape[2], t.shape[1] * t.shape[3]) for t in (q, k, v))
+        more = {"y": y, "mass": mass, "dy": product(known, up, maps[3]), "dq": dq, "dk": dk, "dv": dv}
+        _see("unsee", known, q, k, v, added, causal, scale, **more)
+        ups = [*(d.view(-1, d.shape[-1]) for d in (dq, dk, dv)), up]
+        dx = product(known, ups[0], maps[0]) if wanted[1] else None
+        dmemory = product(known, ups[1], maps[1]) if across and wanted[2] else None
+        for to, i in ((dmemory, 2),) if across else ((dx, 1), (dx, 2)):
+            if to is not None:
+                product_into(known, ups[i], maps[i], to, True)
+        of = source if across else rows
+        asked = [*zip((rows, of, of, y.view(-1, y.shape[-1])), ups, maps, strict=True)]
+        learning = [i for i in range(4) if wanted[7 + 2 * i]]
+        grads = dict(zip(learning, gather(known, *(asked[i] for i in learning)), strict=True))
+        each = [(grads.get(i), ups[i].sum(0) if wanted[8 + 2 * i] else None) for i in range(4)]
+        back = (None if d is None else d.view(len(q), -1, d.shape[1]) for d in (dx, dmemory))
+        return None, *back, None, None, None, None, *(grad for pair in each for grad in pair)
 
 
 def mlp(
@@ -117,7 +175,7 @@ class _Mlp(torch.autograd.Function):
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         hidden, bent = bent_product(known, rows, into.T, add, bend)
-        ctx.known, ctx.bend, ctx.biased = known, bend, (add is not None, last is not None)
+        ctx.known, ctx.bend = known, bend
         ctx.save_for_backward(rows, hidden, into, out)
         return product(known, bent, out.T, last).view(*x.shape[:-1], out.shape[0])
 
@@ -131,11 +189,11 @@ class _Mlp(torch.autograd.Function):
         return (
             None,
             product(ctx.known, down, into).view(*dy.shape[:-1], into.shape[1]) if wanted[1] else None,
-            gather(ctx.known, down, rows, into) if wanted[2] else None,
-            down.sum(0) if ctx.biased[0] and wanted[3] else None,
+            gather(ctx.known, (rows, down, into))[0] if wanted[2] else None,
+            down.sum(0) if wanted[3] else None,
             None,
-            gather(ctx.known, up, bent, out) if wanted[5] else None,
-            up.sum(0) if ctx.biased[1] and wanted[6] else None,
+            gather(ctx.known, (bent, up, out))[0] if wanted[5] else None,
+            up.sum(0) if wanted[6] else None,
         )
 
 
@@ -177,11 +235,45 @@ def adds_to(weight: Tensor) -> tuple[float, Tensor | None]:
     return (1.0, None) if room is None else (_now.share, room)
 
 
-def gather(known: Kernels, up: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-    """up^T x, the gradient of a weight (out, in); None when it was added to what is there."""
-    room = adds_to(weight)[1]
-    made = product_into(known, up.T, x, up.new_empty(weight.shape) if room is None else room, room is not None)
-    return made if room is None else None
+def gather(known: Kernels, *asked: tuple[Tensor, Tensor, Tensor]) -> list[Tensor | None]:
+    """up^T x, the gradient of a weight (out, in), for each x, up and weight; None when it was added to what is there.
+    An x that comes again is laid out once."""
+    grads: list[Tensor | None] = []
+    often, laid = Counter(id(x) for x, _, _ in asked), dict[int, Panels]()
+    for x, up, weight in asked:
+        if often[id(x)] > 1 and id(x) not in laid and pays(known, len(x), weight):
+            laid[id(x)] = panels(known, x)
+        room = adds_to(weight)[1]
+        to = up.new_empty(weight.shape) if room is None else room
+        made = product_into(known, up.T, x, to, room is not None, laid.get(id(x)))
+        grads.append(made if room is None else None)
+    return grads
+
+
+def linear(known: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., in), weight (out, in) -> x weight^T + bias"""
+    return _Linear.apply(known, x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, known: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.known = known
+        ctx.save_for_backward(rows, weight)
+        return product(known, rows, weight.T, bias).view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        (rows, weight), wanted = ctx.saved_tensors, ctx.needs_input_grad
+        up = dy.reshape(-1, dy.shape[-1])
+        return (
+            None,
+            product(ctx.known, up, weight).view(*dy.shape[:-1], weight.shape[1]) if wanted[1] else None,
+            gather(ctx.known, (rows, up, weight))[0] if wanted[2] else None,
+            up.sum(0) if wanted[3] else None,
+        )
 
 
 def drop(known: Kernels, x: Tensor, stream: Tensor | None, dropped: int, scale: float) -> Tensor:

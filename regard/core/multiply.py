@@ -35,15 +35,18 @@ class Times(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "panels", "bias", "y", "room", "hidden", "bent")),
         *((name, c_int64) for name in ("rows", "wide", "deep", "x_row", "x_deep", "y_row", "adds", "how", "threads")),
+        *((name, c_void_p) for name in ("more", "p")),
+        *((name, c_int64) for name in ("p_deep", "p_wide")),
     )
 
 
 class Panels(NamedTuple):
-    """A matrix (deep, wide) as products want it."""
+    """A matrix (deep, wide) as products want it; numbers: laid out, None: they do it on the way."""
 
-    numbers: Tensor
+    numbers: Tensor | None
     deep: int
     wide: int
+    matrix: Tensor | None = None
 
 
 def pays(known: Kernels, rows: int, weight: Tensor) -> bool:
@@ -62,11 +65,13 @@ def _room(what: str, like: Tensor, size: int) -> Tensor:
     return held
 
 
-def panels(known: Kernels, p: Tensor, passing: bool = False) -> Panels:
-    """Of p (deep, wide). passing: for one product alone."""
+def panels(known: Kernels, p: Tensor, rows: int = 0) -> Panels:
+    """Of p (deep, wide). rows: for one product of so many rows alone."""
     deep, wide = p.shape
+    if 0 < rows <= known.one_by_one[p.dtype]:
+        return Panels(None, deep, wide, p)
     size = known.named["packed", p.dtype](deep, wide)
-    made = _room("panels", p, size) if passing else p.new_empty(size)
+    made = _room("panels", p, size) if rows else p.new_empty(size)
     known.named["pack", p.dtype](p.data_ptr(), made.data_ptr(), deep, wide, *p.stride(), native.threads(p.numel()))
     return Panels(made, deep, wide)
 
@@ -84,18 +89,45 @@ def multiply(
         x = x.contiguous()
     if bias is not None:
         bias = bias.contiguous()
-    given = p if isinstance(p, Panels) else panels(known, p, passing=True)
+    given = p if isinstance(p, Panels) else panels(known, p, len(x))
     (rows, deep), wide = x.shape, given.wide
     y = x.new_empty(rows, wide) if to is None else to
     if not deep:
         return y if adds else y.zero_() if bias is None else y.copy_(bias.expand_as(y))
+    how = BENDS.index(bend) if bend else 0
     many = native.threads(rows * deep * wide)
     room = _room("rows", x, many * known.piece[x.dtype])
-    at = [None if t is None else t.data_ptr() for t in (x, given.numbers, bias, y, room, hidden, bent)]
-    how = BENDS.index(bend) if bend else 0
-    times = Times(*at, rows, wide, deep, *x.stride(), y.stride(0), adds, how, many)
+    times = _times(x, given, bias, y, room, many, adds, how, hidden, bent)
     known.named["multiply", x.dtype](ctypes.byref(times))
     return y
+
+
+def _times(
+    x: Tensor, p: Panels, bias: Tensor | None, y: Tensor, room: Tensor, many: int, adds: bool = False, how: int = 0,
+    hidden: Tensor | None = None, bent: Tensor | None = None,
+) -> Times:  # fmt: skip
+    """For so many cores."""
+    at = [None if t is None else t.data_ptr() for t in (x, p.numbers, bias, y, room, hidden, bent)]
+    matrix = () if p.matrix is None else (p.matrix.data_ptr(), *p.matrix.stride())
+    return Times(*at, len(x), p.wide, p.deep, *x.stride(), y.stride(0), adds, how, many, None, *matrix)
+
+
+def products(known: Kernels, x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> list[Tensor]:
+    """x p + bias for several p (deep, wide) and their biases, by whoever is faster here: x is laid out once for all."""
+    if not all(pays(known, len(x), p) for p, _ in maps):
+        return [product(known, x, p, bias) for p, bias in maps]
+    x = x.contiguous()
+    given = [panels(known, p, len(x) if known.one_by_one[x.dtype] else 0) for p, _ in maps]
+    made = [x.new_empty(len(x), p.wide) for p in given]
+    many = native.threads(x.numel() * sum(p.wide for p in given))
+    room = _room("rows", x, many * known.piece[x.dtype])
+    biases = [None if bias is None else bias.contiguous() for _, bias in maps]
+    each = zip(given, biases, made, strict=True)
+    every = (Times * len(maps))(*(_times(x, p, bias, y, room, many) for p, bias, y in each))
+    for i in range(1, len(maps)):
+        every[i - 1].more = ctypes.addressof(every[i])
+    known.named["multiply", x.dtype](every)
+    return made
 
 
 def product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -105,10 +137,12 @@ def product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None = None) ->
     return x @ p if bias is None else torch.addmm(bias, x, p)
 
 
-def product_into(known: Kernels | None, x: Tensor, p: Tensor, to: Tensor, adds: bool) -> Tensor:
-    """x p into `to`, or added to what is there, by whoever is faster here."""
+def product_into(
+    known: Kernels | None, x: Tensor, p: Tensor, to: Tensor, adds: bool, laid: Panels | None = None
+) -> Tensor:
+    """x p into `to`, or added to what is there, by whoever is faster here. laid: p, where it is laid out already."""
     if known is not None and pays(known, len(p), to) and to.stride(1) == 1:
-        return multiply(known, x, p, to=to, adds=adds)
+        return multiply(known, x, laid or p, to=to, adds=adds)
     return to.addmm_(x, p, beta=int(adds))
 
 

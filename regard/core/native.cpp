@@ -180,7 +180,7 @@ INLINE void turn_tile(const float *x, float *turned, long rows, long in, float f
 }
 INLINE void turned_tile(const float *turned, const float *panel, long in, long rows, Of<float>::Vector (*found)[PANEL]) {
     const auto run = rows > tiles::SIDE ? tiles::product<2> : tiles::product<1>;
-    run((const uint32_t *)turned, (const uint32_t *)panel, tiles::blocks(in), (float *)found, tiles::PAIR, false, 0);
+    run((const uint32_t *)turned, (const uint32_t *)panel, tiles::blocks(in), (float *)found, tiles::PAIR, false, 0, 0);
 }
 #endif
 template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor, Share own) {

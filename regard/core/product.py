@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import native
+from . import learn, native
 from .context import Context
 from .mixer import Mixer
-from .multiply import panels
+from .multiply import panels, pays
 
 FEW = 24  # rows of x, up to which it pays
 MATRIX = 1 << 20  # weights of a map, up to which they are held once more for many rows
@@ -23,8 +23,12 @@ class Linear(nn.Linear):
     packed: tuple[native.Map, tuple, int] | None = None  # with weights in another order, and of what these are
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            self.packed = None  # the weights may be about to change, and not every optimiser tells
+        if not torch.is_grad_enabled():
+            return linear(x, self.weight, self.bias)
+        self.packed = None  # the weights may be about to change, and not every optimiser tells
+        known = native.able(x, self.weight, self.bias)
+        if known is not None and pays(known, x.numel() // max(x.shape[-1], 1), self.weight):
+            return learn.linear(known, x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
 
     def map(self, x: Tensor) -> native.Map | None:

@@ -32,6 +32,8 @@ enum { SIDE = 16, PAIR = 2 * SIDE };  // of a tile: lines, and pairs of numbers 
 enum { PARTS = 3, BESIDE = 2 };  // of a number; tiles side by side
 enum { TILE = SIDE * SIDE, PART = BESIDE * TILE, BLOCK = PARTS * PART };  // pairs in each
 
+enum { FAR = 4 * PAIR };  // numbers of a row that are fetched ahead
+
 typedef float Line __attribute__((vector_size(4 * SIDE)));
 typedef float Loose __attribute__((vector_size(4 * SIDE), aligned(4), may_alias));
 typedef uint32_t Pairs __attribute__((vector_size(4 * SIDE)));
@@ -131,7 +133,10 @@ inline void fetch(const float *x, long step, long next, long lines, long many, L
         return;
     }
     if (lines == SIDE && many == SIDE && step == 1) {
-        for (int l = 0; l < SIDE; l++) to[l] = *(const Loose *)(x + l * next);
+        for (int l = 0; l < SIDE; l++) {
+            __builtin_prefetch(x + (l + PAIR) * next);
+            to[l] = *(const Loose *)(x + l * next);
+        }
         turn(to);
         return;
     }
@@ -163,8 +168,16 @@ inline long blocks(long deep) { return (deep + PAIR - 1) / PAIR; }
 inline void left(const float *x, long row, long down, long rows, long deep, float factor, uint32_t *to) {
     for (long k = 0; k < deep; k += PAIR, to += BLOCK)
         for (long r = 0; r < rows; r += SIDE) {
-            Line one[SIDE], other[SIDE];
             const float *from = x + r * row + k * down;
+            if (down == 1 && factor == 1 && rows - r >= SIDE && deep - k >= PAIR) {
+                for (int i = 0; i < SIDE; i++) {
+                    __builtin_prefetch(from + i * row + FAR), __builtin_prefetch(from + i * row + FAR + SIDE);
+                    split(*(const Loose *)(from + i * row), *(const Loose *)(from + i * row + SIDE),
+                          to + r / SIDE * TILE + i * SIDE);
+                }
+                continue;
+            }
+            Line one[SIDE], other[SIDE];
             fetch(from, row, down, rows - r, deep - k, one);
             fetch(from + SIDE * down, row, down, rows - r, deep - k - SIDE, other);
             for (int i = 0; i < SIDE; i++)
@@ -177,52 +190,94 @@ inline void left(const float *x, long row, long down, long rows, long deep, floa
 inline void right(const float *p, long down, long beside, long columns, long deep, uint32_t *to) {
     for (long k = 0; k < deep; k += PAIR, to += BLOCK)
         for (long c = 0; c < PAIR; c += SIDE) {
-            Line one[SIDE], other[SIDE];
             const float *from = p + k * down + c * beside;
+            if (beside == 1 && columns - c >= SIDE && deep - k >= PAIR) {
+                for (int i = 0; i < SIDE; i++)
+                    split(*(const Loose *)(from + i * down), *(const Loose *)(from + (i + SIDE) * down),
+                          to + c / SIDE * TILE + i * SIDE);
+                continue;
+            }
+            Line one[SIDE], other[SIDE];
             fetch(from, down, beside, deep - k, columns - c, one);
             fetch(from + SIDE * down, down, beside, deep - k - SIDE, columns - c, other);
             for (int i = 0; i < SIDE; i++) split(one[i], other[i], to + c / SIDE * TILE + i * SIDE);
         }
 }
 
-// The six products of one block of the sum, the least first; of each, one part is loaded and the other is there already.
+// The six products of one block of the sum, the least first: of each, one part is there already, and the other is loaded
+// while the one before is still multiplied.
 template <int HIGH> inline __attribute__((always_inline)) void add_block(const uint32_t *x, const uint32_t *p) {
     const long line = 4 * SIDE;
-#define ROWS_OF(part)                                                                                                  \
-    TILE_LOAD(4, x + (part) * PART, line);                                                                             \
-    if (HIGH > 1) TILE_LOAD(5, x + (part) * PART + TILE, line)
-#define COLUMNS_OF(part)                                                                                               \
-    TILE_LOAD(6, p + (part) * PART, line);                                                                             \
-    TILE_LOAD(7, p + (part) * PART + TILE, line)
-#define PRODUCTS                                                                                                       \
-    TILE_PRODUCT(0, 4, 6);                                                                                             \
-    TILE_PRODUCT(1, 4, 7);                                                                                             \
-    if (HIGH > 1) {                                                                                                    \
-        TILE_PRODUCT(2, 5, 6);                                                                                         \
-        TILE_PRODUCT(3, 5, 7);                                                                                         \
+    TILE_LOAD(6, p + 2 * PART, line);
+    TILE_LOAD(4, x, line);
+    TILE_PRODUCT(0, 4, 6);
+    if (HIGH > 1) {
+        TILE_LOAD(5, x + TILE, line);
+        TILE_PRODUCT(2, 5, 6);
     }
-    ROWS_OF(0);
-    COLUMNS_OF(2);
-    PRODUCTS
-    COLUMNS_OF(1);
-    PRODUCTS
-    ROWS_OF(1);
-    PRODUCTS
-    COLUMNS_OF(0);
-    PRODUCTS
-    ROWS_OF(2);
-    PRODUCTS
-    ROWS_OF(0);
-    PRODUCTS
-#undef ROWS_OF
-#undef COLUMNS_OF
-#undef PRODUCTS
+    TILE_LOAD(6, p + PART, line);
+    TILE_LOAD(7, p + 2 * PART + TILE, line);
+    TILE_PRODUCT(1, 4, 7);
+    if (HIGH > 1) {
+        TILE_PRODUCT(3, 5, 7);
+    }
+
+    TILE_PRODUCT(0, 4, 6);
+    TILE_LOAD(7, p + PART + TILE, line);
+    if (HIGH > 1) {
+        TILE_PRODUCT(2, 5, 6);
+    }
+    TILE_PRODUCT(1, 4, 7);
+    TILE_LOAD(4, x + PART, line);
+    if (HIGH > 1) {
+        TILE_PRODUCT(3, 5, 7);
+        TILE_LOAD(5, x + PART + TILE, line);
+    }
+
+    TILE_PRODUCT(1, 4, 7);
+    TILE_PRODUCT(0, 4, 6);
+    if (HIGH > 1) {
+        TILE_PRODUCT(3, 5, 7);
+    }
+    TILE_LOAD(7, p + TILE, line);
+    if (HIGH > 1) {
+        TILE_PRODUCT(2, 5, 6);
+    }
+    TILE_LOAD(6, p, line);
+
+    TILE_PRODUCT(1, 4, 7);
+    if (HIGH > 1) {
+        TILE_PRODUCT(3, 5, 7);
+    }
+    TILE_PRODUCT(0, 4, 6);
+    TILE_LOAD(4, x + 2 * PART, line);
+    if (HIGH > 1) {
+        TILE_PRODUCT(2, 5, 6);
+        TILE_LOAD(5, x + 2 * PART + TILE, line);
+    }
+
+    TILE_PRODUCT(0, 4, 6);
+    TILE_PRODUCT(1, 4, 7);
+    TILE_LOAD(4, x, line);
+    if (HIGH > 1) {
+        TILE_PRODUCT(2, 5, 6);
+        TILE_PRODUCT(3, 5, 7);
+        TILE_LOAD(5, x + TILE, line);
+    }
+
+    TILE_PRODUCT(0, 4, 6);
+    TILE_PRODUCT(1, 4, 7);
+    if (HIGH > 1) {
+        TILE_PRODUCT(2, 5, 6);
+        TILE_PRODUCT(3, 5, 7);
+    }
 }
 
 // y (16 HIGH, 32) = x p + what it begins with: the rows of y themselves, a line of 32, or nothing; y_step from row to row.
+// Those at `coming`, which are made next, are fetched meanwhile.
 template <int HIGH>
 inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t *p, long many, float *y, long y_step,
-                                              bool adds, const float *bias) {
+                                              bool adds, const float *bias, const float *coming) {
     const long down = y_step * 4, from = adds ? down : 0;
     const float *begin = adds ? y : bias;
     if (begin) {
@@ -238,7 +293,12 @@ inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t 
         TILE_ZERO(2);
         TILE_ZERO(3);
     }
-    for (long k = 0; k < many; k++) add_block<HIGH>(x + k * BLOCK, p + k * BLOCK);
+    const long share = coming ? (HIGH * SIDE + many - 1) / many : 0;
+    for (long k = 0; k < many; k++) {
+        for (long r = k * share; r < (k + 1) * share && r < HIGH * SIDE; r++)
+            __builtin_prefetch(coming + r * y_step, 1), __builtin_prefetch(coming + r * y_step + SIDE, 1);
+        add_block<HIGH>(x + k * BLOCK, p + k * BLOCK);
+    }
     TILE_STORE(0, y, down);
     TILE_STORE(1, y + SIDE, down);
     if (HIGH > 1) {
@@ -249,11 +309,11 @@ inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t 
 
 // The same for some rows and columns of these: others of y are left alone.
 inline void product(const uint32_t *x, const uint32_t *p, long many, float *y, long y_step, long rows, long columns,
-                    bool adds, const float *bias) {
+                    bool adds, const float *bias, const float *coming) {
     const auto run = rows > SIDE ? product<2> : product<1>;
-    if (columns >= PAIR && (rows == SIDE || rows >= PAIR)) return run(x, p, many, y, y_step, adds, bias);
+    if (columns >= PAIR && (rows == SIDE || rows >= PAIR)) return run(x, p, many, y, y_step, adds, bias, coming);
     float found[PAIR * PAIR];
-    run(x, p, many, found, PAIR, false, 0);
+    run(x, p, many, found, PAIR, false, 0, 0);
     for (long r = 0; r < rows; r++)
         for (long c = 0; c < columns && c < PAIR; c++) {
             const float one = found[r * PAIR + c];

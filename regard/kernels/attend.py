@@ -65,5 +65,5 @@ class Attend(nn.Module):
         if self.kernel in ("reference", "sdpa"):
             return self.kernel
         if self.kernel == "auto":
-            return "blocks" if blocks.pays(q, see, position, drop) else "sdpa"
+            return "blocks" if blocks.pays(q.shape[2], q.device, see, position, drop) else "sdpa"
         return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].can(see) else "sdpa"

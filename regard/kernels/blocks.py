@@ -36,16 +36,17 @@ def can(see: See) -> bool:
     return see.fresh
 
 
-def pays(q: Tensor, see: See, position: Position, drop: float) -> bool:
-    """Whether it is faster than the dense kernel, as far as the pattern tells without a batch's data."""
+def pays(length: int, where: torch.device, see: See, position: Position, drop: float) -> bool:
+    """Whether it is faster than the dense kernel for so many queries, as far as the pattern tells without a batch's
+    data."""
     if not can(see):
         return False
-    device, length = "cpu" if q.device.type == "cpu" else "cuda", q.shape[2]
+    device = "cpu" if where.type == "cpu" else "cuda"
     slow = device == "cpu" and (drop > 0 or position.acts("bias"))
     pattern = outline(see.pattern)
     if pattern is None or length < LENGTH[device] or (see.causal_only and not slow):
         return False
-    return share(pattern, length, BLOCK, q.device) < SHARE[device] * (SLOW if slow else 1)
+    return share(pattern, length, BLOCK, where) < SHARE[device] * (SLOW if slow else 1)
 
 
 def attend(

@@ -23,14 +23,16 @@ from regard.core import (
     Position,
     Score,
     UserError,
+    learn,
     part,
     select,
 )
-from regard.core.native import Branch, Map, Spin, looking, relook
+from regard.core.native import Branch, Map, Spin, able, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
-from regard.core.product import alone, maps
+from regard.core.product import alone, learns, maps
 
+from . import blocks
 from .attend import Attend
 from .cache import Cache, Source, shared, write
 from .sdpa import native_for
@@ -144,10 +146,34 @@ class MultiHead(Mixer[Cache | Source]):
         return y.transpose(1, 2).flatten(-2)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        if torch.is_grad_enabled() and (found := self._learn(x, context)) is not None:
+            return found
         if self.over == "memory":
             return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
         see = context.once(("whole", self.pattern), lambda: self._whole(context))
         return self.look(x, *self.keys(x, see.query_at), see, context.valid)
+
+    def _learn(self, x: Tensor, context: Context) -> Tensor | None:
+        """The same in one go with its gradient, where kernels of our own know how."""
+        drop = self.attend.dropout if self.training else 0.0
+        if not self._plain or self._spins or not self.attend.usual or drop or self._places_learn:
+            return None
+        known = learns(x, self.q, self.k, self.v, self.out)
+        if known is None:
+            return None
+        if self.over == "memory":
+            memory, see = self._memory(context).x, self._across(self._sources(context)[1], context)
+            if len(memory) != len(x) or able(x, memory) is None:
+                return None
+        else:
+            memory, see = None, context.once(("whole", self.pattern), lambda: self._whole(context))
+            if blocks.pays(x.shape[1], x.device, see, self.position, drop):
+                return None
+        assert self.score.factor is not None
+        causal = see.causal_only
+        maps = [tensor for m in (self.q, self.k, self.v, self.out) for tensor in (m.weight, m.bias)]
+        added = None if causal and not self._biased else self._added(see, x)
+        return learn.attention(known, x, memory, maps, (self.heads, self.kv_heads), self.score.factor, added, causal)
 
     def _whole(self, context: Context) -> See:
         """What can be seen in a whole sequence."""
@@ -159,11 +185,7 @@ class MultiHead(Mixer[Cache | Source]):
     def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, like = context.positions.shape[0], next(self.parameters())
         if self.over == "memory":
-            if context.memory is None:
-                raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
-            memory = context.memory
-            which = ("memory", memory.x.shape[1], id(memory.valid))
-            at, marked, rows = context.once(which, lambda: _places(memory, batch))
+            memory, (at, marked, rows) = self._memory(context), self._sources(context)
             keys, values = (t.transpose(1, 2) for t in self.keys(memory.x, at))
             if not torch.is_grad_enabled():  # they are looked at again and again
                 keys, values = keys.contiguous(), values.contiguous()
@@ -171,6 +193,16 @@ class MultiHead(Mixer[Cache | Source]):
         count = self.room(capacity) + 1
         keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
         return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
+
+    def _memory(self, context: Context) -> Memory:
+        if context.memory is None:
+            raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
+        return context.memory
+
+    def _sources(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        memory = self._memory(context)
+        which = ("memory", memory.x.shape[1], id(memory.valid))
+        return context.once(which, lambda: _places(memory, context.positions.shape[0]))
 
     def room(self, capacity: int) -> int:
         """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
@@ -201,7 +233,7 @@ class MultiHead(Mixer[Cache | Source]):
             if (fast := maps(x, modules["q"], modules["out"])) is None:
                 return None
             state = state.settled()
-            maps_of, slot, see = (fast[0], None, None, fast[1]), 0, self._across(state, context)
+            maps_of, slot, see = (fast[0], None, None, fast[1]), 0, self._across(state.at, context)
             keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
             made = self._branch(maps_of, x, keys, values, slot, see, None)
             made.of = ref(state.keys), ref(state.values), state.rows
@@ -224,7 +256,7 @@ class MultiHead(Mixer[Cache | Source]):
         if isinstance(state, Source):
             if not torch.equal(state.rows, *rows):
                 return None
-            slot, see, after = 0, self._across(state, context), state
+            slot, see, after = 0, self._across(state.at, context), state
         else:
             placed, slot, at, see = self._placed(x, self._roomy(state, context), context)
             if placed is not state or not isinstance(slot, int):
@@ -237,17 +269,16 @@ class MultiHead(Mixer[Cache | Source]):
         needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
         return state.grow(needed) if needed > state.room else state
 
-    def _across(self, state: Source, context: Context) -> See:
+    def _across(self, at: Tensor, context: Context) -> See:
         """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
         same memory see the same."""
-        at = context.positions
         return context.once(
-            ("across", self.pattern, id(state.at)),
-            lambda: See(self.pattern, at.reshape(len(state.at), -1), state.at, holes=True, known={}),
+            ("across", self.pattern, id(at)),
+            lambda: See(self.pattern, context.positions.reshape(len(at), -1), at, holes=True, known={}),
         )
 
     def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
-        sources, see = len(state.at), self._across(state, context)
+        sources, see = len(state.at), self._across(state.at, context)
         valid = None if context.valid is None else context.valid.reshape(sources, -1)
         keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
         y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
@@ -279,6 +310,10 @@ class MultiHead(Mixer[Cache | Source]):
         idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
         own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
         return own and idle and not acts and not self.position.asks and self.score.factor is not None
+
+    @cached_property
+    def _places_learn(self) -> bool:
+        return any(True for _ in self.position.parameters())
 
     @cached_property
     def _causal(self) -> bool:

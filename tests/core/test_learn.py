@@ -89,13 +89,77 @@ def test_scores_far_apart(known):
         near(moved, with_gradients(lambda q, k, v: learn.attend(known, 9 * q, k, v, None), q, k, v))
 
 
+def ours_or_torchs(monkeypatch, known, own):
+    """Products by kernels of our own, however few the rows; or none of them."""
+    monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
+    monkeypatch.setattr(multiply, "LEAST", 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("biased", ["qkvo", "vo", ""])
+@pytest.mark.parametrize("own", [True, False])
+def test_attention_with_its_maps(threads, known, dtype, across, biased, own, monkeypatch):
+    """Two heads of keys for four of queries, in 13 places or over 9 others, of which some are hidden."""
+    ours_or_torchs(monkeypatch, known, own)
+    x, memory = (torch.randn(3, many, wide, dtype=dtype) for many, wide in ((13, 20), (9, 11)))
+    of = 11 if across else 20
+    sizes = {"q": (4 * 6, 20), "k": (2 * 6, of), "v": (2 * 6, of), "o": (17, 4 * 6)}
+    maps = [torch.randn(size, dtype=dtype) / 4 for size in sizes.values()]
+    biases = {letter: torch.randn(sizes[letter][0], dtype=dtype) for letter in biased}
+    sees = torch.rand(3, 1, 1, 9) > 0.4
+    sees[..., 0] = True
+    added, causal = (sees, False) if across else (None, True)
+    tensors = [x, *([memory] if across else []), *maps, *biases.values()]
+    for tensor in tensors:
+        tensor.requires_grad_()
+
+    def ours(x, *rest):
+        memory, *rest = rest if across else (None, *rest)
+        given = dict(zip(biased, rest[4:], strict=True))
+        every = [t for letter, weight in zip(sizes, rest[:4], strict=True) for t in (weight, given.get(letter))]
+        return learn.attention(known, x, memory, every, (4, 2), 0.3, added, causal)
+
+    def torchs(x, *rest):
+        memory, *rest = rest if across else (x, *rest)
+        given = dict(zip(biased, rest[4:], strict=True))
+        q, k, v = (
+            F.linear(source, weight, given.get(letter)).unflatten(-1, (-1, 6)).transpose(1, 2)
+            for source, weight, letter in zip((x, memory, memory), rest[:3], "qkv", strict=True)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, added, is_causal=causal, scale=0.3, enable_gqa=True)
+        return F.linear(y.transpose(1, 2).flatten(-2), rest[3], given.get("o"))
+
+    near(with_gradients(ours, *tensors), with_gradients(torchs, *tensors))
+
+
+def test_attention_teaches_only_who_learns(known, monkeypatch):
+    ours_or_torchs(monkeypatch, known, True)
+    x, *maps = (torch.randn(size) for size in ((2, 5, 8), *[(8, 8)] * 4))
+    every = [t for weight in maps for t in (weight, None)]
+    maps[1].requires_grad_()
+    y = learn.attention(known, x, None, every, (2, 2), 1.0, None, True)
+    (alone,) = torch.autograd.grad(y.sum(), [maps[1]])
+    for tensor in (x, *maps):
+        tensor.requires_grad_()
+    y = learn.attention(known, x, None, every, (2, 2), 1.0, None, True)
+    assert torch.equal(alone, torch.autograd.grad(y.sum(), [x, *maps])[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_map(threads, known, dtype, own, monkeypatch):
+    ours_or_torchs(monkeypatch, known, own)
+    x, weight, bias = (torch.randn(size, dtype=dtype, requires_grad=True) for size in ((2, 13, 20), (45, 20), (45,)))
+    near(with_gradients(lambda *t: learn.linear(known, *t), x, weight, bias), with_gradients(F.linear, x, weight, bias))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bend", native.BENDS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 def test_feed_forward(threads, known, dtype, bend, bias, own, monkeypatch):
-    monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
-    monkeypatch.setattr(multiply, "LEAST", 1)
+    ours_or_torchs(monkeypatch, known, own)
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((2, 13, 20), (45, 20), (17, 45)))
     x[0, 0] *= 9  # far from 0, too
     tensors = [x, into, out, *(torch.randn(n, dtype=dtype) for n in (45, 17) if bias)]
