@@ -19,7 +19,7 @@ from .parts import make, part
 from .passes import Pass
 from .pattern import Pattern
 from .position import Position
-from .product import for_few_rows, linear
+from .product import linear, own_maps
 from .stack import Stack
 from .wiring import Place
 
@@ -186,7 +186,7 @@ class Model(nn.Module):
     ) -> State:
         """The empty state for `batch` rows with room for `capacity` positions. The encoder runs here, once."""
         self._can_step()
-        for_few_rows(self)
+        own_maps(self)
         if self.limit is not None and capacity > self.limit:
             raise UserError(f"the model's positions reach {self.limit}; a capacity of {capacity} is beyond them")
         memory = self._memory(source, source_valid, memory)

@@ -1,5 +1,6 @@
-"""Linear maps of a few rows, which is what decoding is made of. Such a product is spent on reading weights, and how
-many cores torch has read them depends on the processor: here every core reads its share."""
+"""Linear maps by products of our own, where these are faster. Of a few rows, which is what decoding is made of: such a
+product is spent on reading weights, and how many cores torch has read them depends on the processor; here every core
+reads its share. Of many rows, in learning and in reading prompts: see multiply.py."""
 
 from typing import Any, TypeGuard
 
@@ -17,18 +18,14 @@ MATRIX = 1 << 20  # weights of a map, up to which they are held once more for ma
 
 
 class Linear(nn.Linear):
-    """A linear map that is fast for a few rows, too."""
+    """A linear map that is fast for any number of rows."""
 
     near: native.Map | None = None  # where its weights lie
     packed: tuple[native.Map, tuple, int] | None = None  # with weights in another order, and of what these are
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return linear(x, self.weight, self.bias)
-        self.packed = None  # the weights may be about to change, and not every optimiser tells
-        known = native.able(x, self.weight, self.bias)
-        if known is not None and pays(known, x.numel() // max(x.shape[-1], 1), self.weight):
-            return learn.linear(known, x, self.weight, self.bias)
+        if torch.is_grad_enabled():
+            self.packed = None  # the weights may be about to change, and not every optimiser tells
         return linear(x, self.weight, self.bias)
 
     def map(self, x: Tensor) -> native.Map | None:
@@ -54,10 +51,15 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> x weight^T + bias"""
-    known = native.native(x, weight, bias) if few(x) and weight.is_contiguous() else None
-    if known is None:
+    if few(x):
+        known = native.native(x, weight, bias) if weight.is_contiguous() else None
+        if known is None:
+            return F.linear(x, weight, bias)
+        return native.apply(known, native.map_of(weight, bias), flat(x)).view(*x.shape[:-1], weight.shape[0])
+    known = native.able(x, weight, bias)
+    if known is None or not pays(known, x.numel() // max(x.shape[-1], 1), weight):
         return F.linear(x, weight, bias)
-    return native.apply(known, native.map_of(weight, bias), flat(x)).view(*x.shape[:-1], weight.shape[0])
+    return learn.linear(known, x, weight, bias)
 
 
 def few(x: Tensor) -> bool:
@@ -105,8 +107,8 @@ def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) in (nn.Linear, Linear)
 
 
-def for_few_rows(model: nn.Module) -> None:
-    """Its linear maps become fast for a few rows; in place, and nothing else changes."""
+def own_maps(model: nn.Module) -> None:
+    """Its linear maps become those of this file; in place, and nothing else changes."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.core import native, product
-from regard.core.product import Linear, for_few_rows, linear, plain
+from regard.core.product import Linear, linear, own_maps, plain
 from regard.verify import laws
 
 
@@ -60,7 +60,7 @@ def test_weights_that_lie_otherwise(threads):
 def test_laws_hold_with_it(name, threads):
     torch.manual_seed(0)
     model = regard.build(name, size="tiny", vocab=61)
-    for_few_rows(model)
+    own_maps(model)
     assert any(isinstance(module, Linear) for module in model.modules())
     for finding in laws.check(model):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
@@ -69,7 +69,7 @@ def test_laws_hold_with_it(name, threads):
 def test_nothing_else_changes():
     model = regard.build("gpt2", size="tiny", vocab=61)
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    for_few_rows(model)
-    for_few_rows(model)
+    own_maps(model)
+    own_maps(model)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
     assert all(plain(module) for module in model.modules() if isinstance(module, torch.nn.Linear))
