@@ -169,18 +169,23 @@ template <typename Real> static void turn_tile(const Real *x, Real *turned, long
     for (long k = 0; k < in; k++)
         for (long i = 0; i < ROWS; i++) turned[k * ROWS + i] = i < rows ? x[i * in + k] * factor : 0;
 }
-template <typename Real>
+// A product of tiles; meanwhile(k, n): the k-th share of n of what is done in between.
+template <typename Real, typename Meanwhile>
 static __attribute__((noinline)) void turned_tile(const Real *turned, const Real *panel, long in, long,
-                                                  typename Of<Real>::Vector (*found)[PANEL]) {
+                                                  typename Of<Real>::Vector (*found)[PANEL], Meanwhile meanwhile) {
+    meanwhile(0, 1);
     tile<Real, true>(turned, ROWS, panel, in, found);
 }
 #if TILES
 INLINE void turn_tile(const float *x, float *turned, long rows, long in, float factor) {
     tiles::left(x, in, 1, rows, in, factor, (uint32_t *)turned);
 }
-INLINE void turned_tile(const float *turned, const float *panel, long in, long rows, Of<float>::Vector (*found)[PANEL]) {
-    const auto run = rows > tiles::SIDE ? tiles::product<2> : tiles::product<1>;
-    run((const uint32_t *)turned, (const uint32_t *)panel, tiles::blocks(in), (float *)found, tiles::PAIR, false, 0, 0);
+template <typename Meanwhile>
+INLINE void turned_tile(const float *turned, const float *panel, long in, long rows, Of<float>::Vector (*found)[PANEL],
+                        Meanwhile meanwhile) {
+    const auto run = rows > tiles::SIDE ? tiles::product<2, Meanwhile> : tiles::product<1, Meanwhile>;
+    run((const uint32_t *)turned, (const uint32_t *)panel, tiles::blocks(in), (float *)found, tiles::PAIR, false, 0, 0,
+        meanwhile);
 }
 #endif
 template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor, Share own) {
@@ -203,7 +208,8 @@ static void many(const Real *turned, const Real *packed, const Real *bias, Real 
         for (long j = 0; bias && j < width; j++) added[j / lane][j % lane] = bias[o + j];
         for (long r = 0; r < rows; r += some) {
             Vector found[tile_rows<Real>()][PANEL];
-            turned_tile(turned + r / some * rows_size<Real>(in), packed + p * panel_size<Real>(in), in, rows - r, found);
+            turned_tile(turned + r / some * rows_size<Real>(in), packed + p * panel_size<Real>(in), in, rows - r, found,
+                        [](long, long) {});
             for (long i = 0; i < some && r + i < rows; i++) {
                 Real *to = y + (r + i) * step + o;
                 for (int j = 0; j < PANEL; j++) found[i][j] += added[j];
@@ -215,6 +221,20 @@ static void many(const Real *turned, const Real *packed, const Real *bias, Real 
         }
     }
 }
+
+#if TILES
+static void many(const float *turned, const float *packed, const float *bias, float *y, long step, long rows, long in,
+                 long out, Share own) {
+    const long panel = PANEL * lanes<float>(), panels = (out + panel - 1) / panel, some = tile_rows<float>();
+    const long size = rows_size<float>(in), blocks = tiles::blocks(in);
+    for (long p = own.begin(panels); p < own.end(panels); p++)
+        for (long r = 0; r < rows; r += some) {
+            float *to = y + r * step + p * panel;
+            tiles::product((const uint32_t *)(turned + r / some * size), (const uint32_t *)(packed + p * size), blocks, to,
+                           step, rows - r, out - p * panel, false, bias ? bias + p * panel : 0, to + some * step);
+        }
+}
+#endif
 
 // A linear map as a model has it: in numbers of its own kind, maybe in panels as well, for many rows; or, where there is a
 // scale, of eight bits.
@@ -528,6 +548,23 @@ static __attribute__((noinline)) void put(Row<Real> *row, const Real *scores, lo
     }
 }
 
+enum { NEAR = 16 };  // panels of words that all rows are multiplied by before the next ones
+// Scores of a tile of rows from `row` on and of words from `word` on.
+template <typename Real> struct Found {
+    typename Of<Real>::Vector scores[tile_rows<Real>()][PANEL], added[PANEL];
+    long row, rows, word, words;
+};
+
+// What they do to a share of the rows.
+template <typename Real> INLINE void settle(const Found<Real> &a, Row<Real> *state, int keep, Share share) {
+    for (long i = share.begin(a.rows); i < share.end(a.rows); i++) {
+        Row<Real> *row = state + a.row + i;
+        const typename Of<Real>::Vector both[PANEL] = {a.scores[i][0] + a.added[0], a.scores[i][1] + a.added[1]};
+        if (any((both[0] > row->low) | (both[1] > row->low))) put(row, (const Real *)both, a.word, a.words, keep);
+        row->mass += power(both[0] - row->most) + power(both[1] - row->most);
+    }
+}
+
 template <typename Real>
 static void likeliest(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at, Real *mass,
                       Real *turned, Row<Real> *state, long rows, long in, long words, int keep) {
@@ -540,24 +577,21 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
     }
     const Ready ready;
     turn(x, turned, rows, in, bits<Real>, Share{0, 1});
-    for (long o = 0; o < words; o += panel) {
-        const long many = words - o < panel ? words - o : panel;
-        Vector added[PANEL] = {};
-        for (long j = 0; j < panel; j++)
-            added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits<Real> : Real(0);
-        for (long r = 0; r < rows; r += some) {
-            Vector found[tile_rows<Real>()][PANEL];
-            turned_tile(turned + r / some * rows_size<Real>(in), packed + o / panel * panel_size<Real>(in), in, rows - r,
-                        found);
-            for (long i = 0; i < some && r + i < rows; i++) {
-                Row<Real> *row = state + r + i;
-                found[i][0] += added[0], found[i][1] += added[1];
-                if (any((found[i][0] > row->low) | (found[i][1] > row->low)))
-                    put(row, (const Real *)found[i], o, many, keep);
-                row->mass += power(found[i][0] - row->most) + power(found[i][1] - row->most);
+    Found<Real> both[2] = {};  // those that are being made, and those before them, which are settled meanwhile
+    int now = 0;
+    for (long begin = 0; begin < words; begin += NEAR * panel)
+        for (long r = 0; r < rows; r += some)
+            for (long o = begin; o < words && o < begin + NEAR * panel; o += panel, now = 1 - now) {
+                Found<Real> &found = both[now], &before = both[1 - now];
+                found.row = r, found.rows = rows - r < some ? rows - r : some;
+                found.word = o, found.words = words - o < panel ? words - o : panel;
+                for (int j = 0; j < PANEL; j++) found.added[j] = Vector{};
+                for (long j = 0; (bias || found.words < panel) && j < panel; j++)
+                    found.added[j / lane][j % lane] = j >= found.words ? none : bias ? bias[o + j] * bits<Real> : Real(0);
+                turned_tile(turned + r / some * rows_size<Real>(in), packed + o / panel * panel_size<Real>(in), in,
+                            rows - r, found.scores, [&](long k, long n) { settle(before, state, keep, Share{k, n}); });
             }
-        }
-    }
+    settle(both[1 - now], state, keep, Share{0, 1});
     for (long r = 0; r < rows; r++) {
         mass[r] = sum(state[r].mass);
         for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits<Real>, at[r * keep + i] = state[r].at[i];

@@ -274,10 +274,15 @@ template <int HIGH> inline __attribute__((always_inline)) void add_block(const u
 }
 
 // y (16 HIGH, 32) = x p + what it begins with: the rows of y themselves, a line of 32, or nothing; y_step from row to row.
-// Those at `coming`, which are made next, are fetched meanwhile.
-template <int HIGH>
+// Those at `coming`, which are made next, are fetched meanwhile; after every block, meanwhile(block, blocks) does something
+// else, since tiles are multiplied beside all other work.
+struct Nothing {
+    void operator()(long, long) const {}
+};
+template <int HIGH, typename Meanwhile = Nothing>
 inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t *p, long many, float *y, long y_step,
-                                              bool adds, const float *bias, const float *coming) {
+                                              bool adds, const float *bias, const float *coming,
+                                              Meanwhile meanwhile = Meanwhile()) {
     const long down = y_step * 4, from = adds ? down : 0;
     const float *begin = adds ? y : bias;
     if (begin) {
@@ -298,6 +303,7 @@ inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t 
         for (long r = k * share; r < (k + 1) * share && r < HIGH * SIDE; r++)
             __builtin_prefetch(coming + r * y_step, 1), __builtin_prefetch(coming + r * y_step + SIDE, 1);
         add_block<HIGH>(x + k * BLOCK, p + k * BLOCK);
+        meanwhile(k, many);
     }
     TILE_STORE(0, y, down);
     TILE_STORE(1, y + SIDE, down);
@@ -310,10 +316,11 @@ inline __attribute__((noinline)) void product(const uint32_t *x, const uint32_t 
 // The same for some rows and columns of these: others of y are left alone.
 inline void product(const uint32_t *x, const uint32_t *p, long many, float *y, long y_step, long rows, long columns,
                     bool adds, const float *bias, const float *coming) {
-    const auto run = rows > SIDE ? product<2> : product<1>;
-    if (columns >= PAIR && (rows == SIDE || rows >= PAIR)) return run(x, p, many, y, y_step, adds, bias, coming);
+    rows = rows < PAIR ? rows : PAIR;
+    const auto run = rows > SIDE ? product<2, Nothing> : product<1, Nothing>;
+    if (columns >= PAIR && (rows == SIDE || rows >= PAIR)) return run(x, p, many, y, y_step, adds, bias, coming, Nothing());
     float found[PAIR * PAIR];
-    run(x, p, many, found, PAIR, false, 0, 0);
+    run(x, p, many, found, PAIR, false, 0, 0, Nothing());
     for (long r = 0; r < rows; r++)
         for (long c = 0; c < columns && c < PAIR; c++) {
             const float one = found[r * PAIR + c];

@@ -13,6 +13,7 @@ from regard.core.mixer import under
 from regard.core.native import native
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
+AHEAD = 24  # slots that there is room for besides those in use: memory that is never used costs, too
 
 
 class Cache(NamedTuple):
@@ -53,8 +54,9 @@ class Cache(NamedTuple):
         return Cache(self.keys[self.held, slot], self.values[self.held, slot], self.at)
 
     def grow(self, room: int) -> Cache:
-        """With so many slots, and a few more."""
-        return self.widen(max(_round(room), self.room + self.room // 2))
+        """With so many slots, and a few more. Rows that nobody holds any more are left behind."""
+        kept = self.settled() if 2 * len(self.at) <= len(self.keys) else self
+        return kept.widen(max(_round(room), self.room + self.room // 2))
 
     def widen(self, room: int) -> Cache:
         """With so many slots, if it has not more already."""
@@ -102,8 +104,8 @@ class Source(NamedTuple):
 
 
 def _roomy(like: Tensor, rows: int, slots: int) -> Tensor:
-    """An empty tensor of so many rows and slots which can become longer where it lies, as long as `like` can."""
-    behind = max(like.stride(0) // max(like.stride(1), 1), slots)
+    """An empty tensor of so many rows and slots which can become a little longer where it lies, if `like` can."""
+    behind = max(min(like.stride(0) // max(like.stride(1), 1), slots + AHEAD), slots)
     return like.new_empty(rows, behind, *like.shape[2:])[:, :slots]
 
 
