@@ -16,6 +16,7 @@ from safetensors.torch import load_model, save_model
 from .errors import UserError, in_one_line, nearest, short
 from .model import Model
 from .parts import fit, make
+from .product import own_maps
 from .towers import Towers
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -194,6 +195,7 @@ def build(
     except UserError as error:
         raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
+    own_maps(model)
     return model
 
 

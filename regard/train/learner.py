@@ -19,7 +19,6 @@ from torch import Tensor
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.core.learn import adding_to
 from regard.core.native import kernels
-from regard.core.product import own_maps
 from regard.data.batches import Batch, Feed
 from regard.machine import forks, keep_memory
 
@@ -81,7 +80,6 @@ class Learner:
         keep_memory()
         if self.device.type == "cpu":
             kernels()  # which helpers have then
-            own_maps(model)
         self.optimiser = Optimiser(model, settings)
         self.gradients = Gradients(self.optimiser.parameters)
         self.moving = Moving(self.optimiser.parameters, settings.ema)
