@@ -132,7 +132,7 @@ def test_merged_is_plain_and_the_same(on):
     assert merged.head.table is merged.embed.table
     assert "passes" not in merged.recipe["model"]
     with pytest.raises(UserError, match="nothing to merge"):
-        merge(plain)
+        merge(merged)
 
 
 def test_steps_are_the_same_as_the_whole():
