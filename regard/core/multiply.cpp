@@ -207,16 +207,16 @@ static void multiply_all(const Times<float> &a, Share own) {
 KERNELS(float, float32)
 KERNELS(double, float64)
 
-// Channels up to which products of numbers of so many bytes are faster here than in torch's library, which was not made for
-// tiles, nor for the processors of another maker.
-extern "C" long narrow(int bytes) {
+// Channels from which on and up to which products of numbers of so many bytes are faster here than in torch's library, which
+// was not made for tiles, nor for the processors of another maker. With few channels, tiles spend too long on splitting.
+extern "C" long channels(int bytes, int most) {
 #if TILES
-    if (bytes == sizeof(float)) return LONG_MAX;
+    if (bytes == sizeof(float)) return most ? LONG_MAX : 256;
 #elif defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
     __builtin_cpu_init();
-    if (__builtin_cpu_is("amd")) return 256;
+    if (__builtin_cpu_is("amd")) return most ? 256 : 0;
 #endif
-    return bytes * 0;
+    return 0;
 }
 
 // Rows of floats, up to which panels are best made one by one; 0: never.

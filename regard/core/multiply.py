@@ -52,7 +52,8 @@ class Panels(NamedTuple):
 def pays(known: Kernels, rows: int, weight: Tensor) -> bool:
     """Whether our own products are faster for so many rows: where they are narrow, torch spends too long on laying them
     out."""
-    return rows * weight.numel() >= LEAST and min(weight.shape) <= known.narrow[weight.dtype]
+    least, most = known.channels[weight.dtype]
+    return rows * weight.numel() >= LEAST and least <= min(weight.shape) <= most
 
 
 def _room(what: str, like: Tensor, size: int) -> Tensor:

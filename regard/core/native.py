@@ -149,12 +149,10 @@ class Kernels:
                 function.argtypes, function.restype = takes, c_long if name in SIZES else None
                 self.named[name, dtype] = function
         self.state, self.piece = ({dtype: self.named[name, dtype]() for dtype in KINDS} for name in ("row", "piece"))
-        library.narrow.restype = library.one_by_one.restype = c_long
-        self.narrow = {dtype: library.narrow(dtype.itemsize) for dtype in KINDS}  # channels up to which it beats torch
-        self.one_by_one = {
-            torch.float32: library.one_by_one(),
-            torch.float64: 0,
-        }  # rows, up to which panels are made so
+        library.channels.restype = library.one_by_one.restype = c_long
+        # Channels from which on and up to which products beat torch's; rows up to which panels are made one by one.
+        self.channels = {dtype: [library.channels(dtype.itemsize, most) for most in (0, 1)] for dtype in KINDS}
+        self.one_by_one = {torch.float32: library.one_by_one(), torch.float64: 0}
 
 
 _watched = torch._C._len_torch_dispatch_stack

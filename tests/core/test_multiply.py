@@ -58,7 +58,7 @@ def test_several_of_the_same_rows(threads, known, dtype, monkeypatch):
     maps = [(drawn(30, wide, turned=wide == 40, dtype=dtype), None) for wide in (7, 40, 64)]
     maps[1] = maps[1][0], torch.randn(40, dtype=dtype)
     for own in (True, False):
-        monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
+        monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256 * own)))
         for found, (p, bias) in zip(products.products(known, x, *maps), maps, strict=True):
             near(found, x @ p if bias is None else x @ p + bias)
 
@@ -120,10 +120,10 @@ def test_room_is_kept_and_grows(known, monkeypatch):
 def test_by_whoever_is_faster(known, monkeypatch):
     x, p, bias = torch.randn(200, 120), torch.randn(120, 100), torch.randn(100)
     for own in (True, False):
-        monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256 * own))
+        monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256 * own)))
         assert pays(known, 200, p) == own
         near(product(known, x, p, bias), x @ p + bias)
         near(product(known, x, p), x @ p)
-    monkeypatch.setattr(known, "narrow", dict.fromkeys(native.KINDS, 256))
+    monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256)))
     assert not pays(known, 2, p)
     assert not pays(known, 2000, torch.empty(300, 300))
