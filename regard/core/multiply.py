@@ -118,7 +118,8 @@ def products(known: Kernels, x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> 
     if not all(pays(known, len(x), p) for p, _ in maps):
         return [product(known, x, p, bias) for p, bias in maps]
     x = x.contiguous()
-    given = [panels(known, p, len(x) if known.one_by_one[x.dtype] else 0) for p, _ in maps]
+    rows = len(x) if len(x) <= known.one_by_one[x.dtype] else 0  # else each is laid out in room of its own
+    given = [panels(known, p, rows) for p, _ in maps]
     made = [x.new_empty(len(x), p.wide) for p in given]
     many = native.threads(x.numel() * sum(p.wide for p in given))
     room = _room("rows", x, many * known.piece[x.dtype])

@@ -156,14 +156,14 @@ class MultiHead(Mixer[Cache | Source]):
     def _learn(self, x: Tensor, context: Context) -> Tensor | None:
         """The same in one go with its gradient, where kernels of our own know how."""
         drop = self.attend.dropout if self.training else 0.0
-        if not self._plain or self._spins or not self.attend.usual or drop or self._places_learn:
+        if not self._plain or self._spins or not self.attend.usual or drop or self._places_learn or not x.numel():
             return None
         known = learns(x, self.q, self.k, self.v, self.out)
         if known is None:
             return None
         if self.over == "memory":
             memory, see = self._memory(context).x, self._across(self._sources(context)[1], context)
-            if len(memory) != len(x) or able(x, memory) is None:
+            if len(memory) != len(x) or not memory.numel() or able(x, memory) is None:
                 return None
         else:
             memory, see = None, context.once(("whole", self.pattern), lambda: self._whole(context))

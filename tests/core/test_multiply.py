@@ -52,9 +52,10 @@ def test_a_matrix_that_is_laid_out_on_the_way(threads, known):
 
 
 @pytest.mark.parametrize("dtype", list(CLOSE))
-def test_several_of_the_same_rows(threads, known, dtype, monkeypatch):
+@pytest.mark.parametrize("rows", [45, 1000])  # panels one by one, and laid out for each before
+def test_several_of_the_same_rows(threads, known, dtype, rows, monkeypatch):
     monkeypatch.setattr(products, "LEAST", 1)
-    x = drawn(45, 30, dtype=dtype)
+    x = drawn(rows, 30, dtype=dtype)
     maps = [(drawn(30, wide, turned=wide == 40, dtype=dtype), None) for wide in (7, 40, 64)]
     maps[1] = maps[1][0], torch.randn(40, dtype=dtype)
     for own in (True, False):
