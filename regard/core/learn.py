@@ -15,11 +15,12 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import native
-from .multiply import Panels, bent_product, panels, pays, product, product_into, products, unbent_product
+from .multiply import Panels, bent_product, panels, pays, product, product_into, unbent_product
 from .native import Kernels
 
 
@@ -114,12 +115,10 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         weights, biases = [m for m in maps[::2] if m is not None], maps[1::2]
         into = [(weight.T, bias) for weight, bias in zip(weights, biases, strict=True)]
-        rows, source = x.reshape(-1, x.shape[-1]), None
-        if memory is None:
-            q, k, v = products(known, rows, *into[:3])
-        else:
-            source = memory.reshape(-1, memory.shape[-1])
-            (q,), (k, v) = products(known, rows, into[0]), products(known, source, *into[1:3])
+        rows = x.reshape(-1, x.shape[-1])
+        source = None if memory is None else memory.reshape(-1, memory.shape[-1])
+        of = rows if source is None else source
+        q, k, v = (product(known, one, *map) for one, map in zip((rows, of, of), into[:3], strict=True))
         many = (heads[0], heads[1], heads[1])
         q, k, v = (t.view(len(x), -1, h, t.shape[1] // h).transpose(1, 2) for t, h in zip((q, k, v), many, strict=True))
         batch, _, queries, dim = q.shape
@@ -233,6 +232,30 @@ def adds_to(weight: Tensor) -> tuple[float, Tensor | None]:
     other devices, which would have to be waited for to know that it was right."""
     room = None if _now.sums is None or not weight.is_cpu else _now.sums.room(weight)
     return (1.0, None) if room is None else (_now.share, room)
+
+
+def look_up(table: Tensor, numbers: Tensor) -> Tensor:
+    """Rows of a table (rows, dim), on a processor: what is learned of them is added where the rest of the table's
+    gradient is, and there is no table of zeros for it."""
+    if _now.sums is None or not table.requires_grad or not table.is_cpu or not torch.is_grad_enabled():
+        return F.embedding(numbers, table)
+    return _LookUp.apply(table, numbers)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, numbers: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(table, numbers)
+        return F.embedding(numbers, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        table, numbers = ctx.saved_tensors
+        room = adds_to(table)[1]
+        to = torch.zeros_like(table) if room is None else room
+        to.index_add_(0, numbers.reshape(-1), dy.reshape(-1, dy.shape[-1]))
+        return to if room is None else None, None
 
 
 def gather(known: Kernels, *asked: tuple[Tensor, Tensor, Tensor]) -> list[Tensor | None]:

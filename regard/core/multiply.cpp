@@ -3,12 +3,9 @@
 // against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
 #include "native.h"
-#include <limits.h>
 
 // Numbers that are taken at a time, so that they stay in the caches: of what is summed up; rows.
 enum { DEEP = 384, HIGH = 120 };
-// The same for tiles: numbers of rows in all; of what is summed up, at the most and, where there are many rows, at the least.
-enum { NEAR = 3 << 16, FAR_DOWN = 768, SHALLOW = 256 };
 enum { FAR = 8, LARGE = 1 << 22 };  // steps ahead that rows are fetched; bytes of panels that do not stay near
 
 INLINE long least(long one, long other) { return one < other ? one : other; }
@@ -38,21 +35,12 @@ static void pack(const Real *p, Real *to, long deep, long wide, long down, long 
     }
 }
 
-// Numbers of room that a core needs.
-template <typename Real> constexpr long room_size() { return HIGH * DEEP; }
-#if TILES
-template <> constexpr long room_size<float>() { return NEAR / 2 * 3 + panel_size<float>(FAR_DOWN); }
-#endif
-
 template <typename Real> struct Times {
     const Real *x, *panels, *bias;  // (rows, deep), in any order; as `pack` has them; (wide)
     Real *y, *room;  // (rows, wide); (threads, HIGH * DEEP)
     const Real *hidden;  // (rows, wide), as y lies: y becomes y times the slope of the bend there
     Real *bent;  // the bend of hidden; without hidden, of y
     int64_t rows, wide, deep, x_row, x_deep, y_row, adds, how, threads;  // adds: to what y holds
-    const Times *more;  // another product of the same x
-    const Real *p;  // (deep, wide), in any order: where there are no panels, they are made one by one, in tiles
-    int64_t p_deep, p_wide;
 };
 
 // Some rows side by side for every k, in tiles; what is missing in the last one is 0.
@@ -139,85 +127,25 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
     }
 }
 
-template <typename Real> static void multiply_all(const Times<Real> &a, Share own) {
-    for (const Times<Real> *one = &a; one; one = one->more) multiply(*one, own);
-}
-
-#if TILES
-// The same in tiles. Rows are split into parts some at a time, as many as stay near while all panels pass.
-static void pack(const float *p, float *to, long deep, long wide, long down, long beside, Share own) {
-    const long panel = PANEL * lanes<float>(), panels = (wide + panel - 1) / panel, size = panel_size<float>(deep);
-    for (long i = own.begin(panels); i < own.end(panels); i++)
-        tiles::right(p + i * panel * beside, down, beside, wide - i * panel, deep, (uint32_t *)(to + i * size));
-}
-
-static void multiply_all(const Times<float> &a, Share own) {
-    const tiles::Ready ready;
-    const long panel = PANEL * lanes<float>(), some = tile_rows<float>(), size = panel_size<float>(a.deep);
-    const long groups = (a.rows + some - 1) / some;
-    const bool by_rows = groups >= (a.wide + panel - 1) / panel;
-    const long top = by_rows ? own.begin(groups) * some : 0, end = least(by_rows ? own.end(groups) * some : a.rows, a.rows);
-    const long most = a.panels ? FAR_DOWN : least(FAR_DOWN, NEAR / up(end - top + 1, some));  // so that all rows stay near
-    const long down = cut(a.deep, most > SHALLOW ? most / tiles::PAIR * tiles::PAIR : SHALLOW, tiles::PAIR);
-    const long high = NEAR / down / some * some;
-    uint32_t *room = (uint32_t *)(a.room + own.which * room_size<float>()), *made = room + NEAR / 2 * 3;
-    for (long m = top; m < end; m += high)
-        for (long k = 0; k < a.deep; k += down) {
-            const long rows = least(end - m, high), deep = least(a.deep - k, down), blocks = tiles::blocks(deep);
-            for (long i = 0; i < rows; i += some)
-                tiles::left(a.x + (m + i) * a.x_row + k * a.x_deep, a.x_row, a.x_deep, least(rows - i, some), deep, 1,
-                            room + i / some * blocks * tiles::BLOCK);
-            for (const Times<float> *one = &a; one; one = one->more) {
-                const long panels = (one->wide + panel - 1) / panel;
-                const long left = by_rows ? 0 : own.begin(panels), right = by_rows ? panels : own.end(panels);
-                const uint32_t *laid = (const uint32_t *)one->panels + k / tiles::PAIR * tiles::BLOCK;
-                const auto place = [&](long i, long o) { return one->y + (m + i) * one->y_row + o * panel; };
-                const auto tile = [&](long i, long o, const uint32_t *p, const float *coming) {
-                    tiles::product(room + i / some * blocks * tiles::BLOCK, p, blocks, place(i, o), one->y_row,
-                                   least(rows - i, some), one->wide - o * panel, one->adds || k,
-                                   one->bias ? one->bias + o * panel : 0, coming);
-                };
-                for (long i = 0; one->panels && i < rows; i += some)
-                    for (long o = left; o < right; o++)
-                        tile(i, o, laid + o * size, o + 1 < right ? place(i, o + 1) : place(i + some, left));
-                for (long o = left; !one->panels && o < right; o++) {
-                    tiles::right(one->p + k * one->p_deep + o * panel * one->p_wide, one->p_deep, one->p_wide,
-                                 one->wide - o * panel, deep, made);
-                    for (long i = 0; i < rows; i += some)
-                        tile(i, o, made, i + some < rows ? place(i + some, o) : place(0, o + 1));
-                }
-                const long first = left * panel;
-                if (one->bent && k + deep == a.deep && right > left)
-                    finish(*one, m, rows, first, least(one->wide, right * panel) - first);
-            }
-        }
-}
-#endif
-
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
     void pack_##name(const Real *p, Real *to, long deep, long wide, long down, long beside, int threads) {             \
         spread(threads, [=](Share own) { pack(p, to, deep, wide, down, beside, own); });                               \
     }                                                                                                                  \
     void multiply_##name(const Times<Real> *a) {                                                                       \
-        spread(a->threads, [=](Share own) { multiply_all(*a, own); });                                                 \
+        spread(a->threads, [=](Share own) { multiply(*a, own); });                                                     \
     }                                                                                                                  \
-    long piece_##name(void) { return room_size<Real>(); }                                                               \
+    long piece_##name(void) { return HIGH * DEEP; }                                                                    \
     }
 KERNELS(float, float32)
 KERNELS(double, float64)
 
-// Channels from which on and up to which products of numbers of so many bytes are faster here than in torch's library, which
-// was not made for tiles, nor for the processors of another maker. With few channels, tiles spend too long on splitting.
-extern "C" long channels(int bytes, int most) {
-#if TILES
-    if (bytes == sizeof(float)) return most ? LONG_MAX : 256;
-#elif defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
+// Whether products are faster here than in torch's library, which was made for the processors of another maker.
+extern "C" int multiplies(void) {
+#if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
     __builtin_cpu_init();
-    if (__builtin_cpu_is("amd")) return most ? 256 : 0;
-#endif
+    return __builtin_cpu_is("amd") != 0;
+#else
     return 0;
+#endif
 }
-
-// Rows of floats, up to which panels are best made one by one; 0: never.
-extern "C" long one_by_one(void) { return TILES ? NEAR / SHALLOW : 0; }

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import native
 from .native import BENDS, Kernels
 
-LEAST = 1 << 21  # multiplications from which on it pays
+LEAST, NARROW = 1 << 21, 256  # multiplications from which on, and channels up to which it pays
 KEPT = 1 << 24  # bytes of room, up to which it is kept for the next product: asking for it takes longer than filling it
 
 
@@ -35,25 +35,21 @@ class Times(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "panels", "bias", "y", "room", "hidden", "bent")),
         *((name, c_int64) for name in ("rows", "wide", "deep", "x_row", "x_deep", "y_row", "adds", "how", "threads")),
-        *((name, c_void_p) for name in ("more", "p")),
-        *((name, c_int64) for name in ("p_deep", "p_wide")),
     )
 
 
 class Panels(NamedTuple):
-    """A matrix (deep, wide) as products want it; numbers: laid out, None: they do it on the way."""
+    """A matrix (deep, wide) as products want it."""
 
-    numbers: Tensor | None
+    numbers: Tensor
     deep: int
     wide: int
-    matrix: Tensor | None = None
 
 
 def pays(known: Kernels, rows: int, weight: Tensor) -> bool:
     """Whether our own products are faster for so many rows: where they are narrow, torch spends too long on laying them
     out."""
-    least, most = known.channels[weight.dtype]
-    return rows * weight.numel() >= LEAST and least <= min(weight.shape) <= most
+    return known.multiplies and rows * weight.numel() >= LEAST and min(weight.shape) <= NARROW
 
 
 def _room(what: str, like: Tensor, size: int) -> Tensor:
@@ -66,13 +62,12 @@ def _room(what: str, like: Tensor, size: int) -> Tensor:
     return held
 
 
-def panels(known: Kernels, p: Tensor, rows: int = 0) -> Panels:
-    """Of p (deep, wide). rows: for one product of so many rows alone."""
+def panels(known: Kernels, p: Tensor, passing: bool = False) -> Panels:
+    """Of p (deep, wide). passing: for one product alone."""
     deep, wide = p.shape
-    if 0 < rows <= known.one_by_one[p.dtype]:
-        return Panels(None, deep, wide, p)
-    size = known.named["packed", p.dtype](deep, wide)
-    made = _room("panels", p, size) if rows else p.new_empty(size)
+    panel = known.panel[p.dtype]
+    size = -(-wide // panel) * panel * deep
+    made = _room("panels", p, size) if passing else p.new_empty(size)
     known.named["pack", p.dtype](p.data_ptr(), made.data_ptr(), deep, wide, *p.stride(), native.threads(p.numel()))
     return Panels(made, deep, wide)
 
@@ -90,46 +85,18 @@ def multiply(
         x = x.contiguous()
     if bias is not None:
         bias = bias.contiguous()
-    given = p if isinstance(p, Panels) else panels(known, p, len(x))
+    given = p if isinstance(p, Panels) else panels(known, p, passing=True)
     (rows, deep), wide = x.shape, given.wide
     y = x.new_empty(rows, wide) if to is None else to
     if not deep:
         return y if adds else y.zero_() if bias is None else y.copy_(bias.expand_as(y))
-    how = BENDS.index(bend) if bend else 0
     many = native.threads(rows * deep * wide)
     room = _room("rows", x, many * known.piece[x.dtype])
-    times = _times(x, given, bias, y, room, many, adds, how, hidden, bent)
+    at = [None if t is None else t.data_ptr() for t in (x, given.numbers, bias, y, room, hidden, bent)]
+    how = BENDS.index(bend) if bend else 0
+    times = Times(*at, rows, wide, deep, *x.stride(), y.stride(0), adds, how, many)
     known.named["multiply", x.dtype](ctypes.byref(times))
     return y
-
-
-def _times(
-    x: Tensor, p: Panels, bias: Tensor | None, y: Tensor, room: Tensor, many: int, adds: bool = False, how: int = 0,
-    hidden: Tensor | None = None, bent: Tensor | None = None,
-) -> Times:  # fmt: skip
-    """For so many cores."""
-    at = [None if t is None else t.data_ptr() for t in (x, p.numbers, bias, y, room, hidden, bent)]
-    matrix = () if p.matrix is None else (p.matrix.data_ptr(), *p.matrix.stride())
-    return Times(*at, len(x), p.wide, p.deep, *x.stride(), y.stride(0), adds, how, many, None, *matrix)
-
-
-def products(known: Kernels, x: Tensor, *maps: tuple[Tensor, Tensor | None]) -> list[Tensor]:
-    """x p + bias for several p (deep, wide) and their biases, by whoever is faster here: x is laid out once for all."""
-    if not all(pays(known, len(x), p) for p, _ in maps):
-        return [product(known, x, p, bias) for p, bias in maps]
-    x = x.contiguous()
-    rows = len(x) if len(x) <= known.one_by_one[x.dtype] else 0  # else each is laid out in room of its own
-    given = [panels(known, p, rows) for p, _ in maps]
-    made = [x.new_empty(len(x), p.wide) for p in given]
-    many = native.threads(x.numel() * sum(p.wide for p in given))
-    room = _room("rows", x, many * known.piece[x.dtype])
-    biases = [None if bias is None else bias.contiguous() for _, bias in maps]
-    each = zip(given, biases, made, strict=True)
-    every = (Times * len(maps))(*(_times(x, p, bias, y, room, many) for p, bias, y in each))
-    for i in range(1, len(maps)):
-        every[i - 1].more = ctypes.addressof(every[i])
-    known.named["multiply", x.dtype](every)
-    return made
 
 
 def product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None = None) -> Tensor:

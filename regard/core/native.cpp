@@ -164,36 +164,19 @@ static void linear8(const char *room, const int8_t *weight, const float *scale, 
     }
 }
 
-// Rows in tiles, times a factor: for every channel, those of ROWS rows side by side.
-template <typename Real> static void turn_tile(const Real *x, Real *turned, long rows, long in, Real factor) {
-    for (long k = 0; k < in; k++)
-        for (long i = 0; i < ROWS; i++) turned[k * ROWS + i] = i < rows ? x[i * in + k] * factor : 0;
-}
-// A product of tiles; meanwhile(k, n): the k-th share of n of what is done in between.
-template <typename Real, typename Meanwhile>
-static __attribute__((noinline)) void turned_tile(const Real *turned, const Real *panel, long in, long,
-                                                  typename Of<Real>::Vector (*found)[PANEL], Meanwhile meanwhile) {
-    meanwhile(0, 1);
-    tile<Real, true>(turned, ROWS, panel, in, found);
-}
-#if TILES
-INLINE void turn_tile(const float *x, float *turned, long rows, long in, float factor) {
-    tiles::left(x, in, 1, rows, in, factor, (uint32_t *)turned);
-}
-template <typename Meanwhile>
-INLINE void turned_tile(const float *turned, const float *panel, long in, long rows, Of<float>::Vector (*found)[PANEL],
-                        Meanwhile meanwhile) {
-    const auto run = rows > tiles::SIDE ? tiles::product<2, Meanwhile> : tiles::product<1, Meanwhile>;
-    run((const uint32_t *)turned, (const uint32_t *)panel, tiles::blocks(in), (float *)found, tiles::PAIR, false, 0, 0,
-        meanwhile);
-}
-#endif
+// Rows in tiles: for every channel, those of ROWS rows side by side, times a factor.
 template <typename Real> static void turn(const Real *x, Real *turned, long rows, long in, Real factor, Share own) {
-    const long some = tile_rows<Real>(), all = (rows + some - 1) / some;
-    for (long i = own.begin(all); i < own.end(all); i++) {
-        const long left = rows - i * some < some ? rows - i * some : some;
-        turn_tile(x + i * some * in, turned + i * rows_size<Real>(in), left, in, factor);
-    }
+    const long tiles = (rows + ROWS - 1) / ROWS;
+    for (long r = own.begin(tiles) * ROWS; r < own.end(tiles) * ROWS; r += ROWS)
+        for (long k = 0; k < in; k++)
+            for (long i = 0; i < ROWS; i++)
+                turned[r * in + k * ROWS + i] = r + i < rows ? x[(r + i) * in + k] * factor : 0;
+}
+
+template <typename Real>
+static __attribute__((noinline)) void turned_tile(const Real *turned, const Real *panel, long in,
+                                                  typename Of<Real>::Vector (*found)[PANEL]) {
+    tile<Real, true>(turned, ROWS, panel, in, found);
 }
 
 // The same as `linear` for many rows, which are in tiles, and whose weights are in panels.
@@ -201,16 +184,15 @@ template <typename Real>
 static void many(const Real *turned, const Real *packed, const Real *bias, Real *y, long step, long rows, long in,
                  long out, Share own) {
     typedef typename Of<Real>::Vector Vector;
-    const long lane = lanes<Real>(), panel = PANEL * lane, panels = (out + panel - 1) / panel, some = tile_rows<Real>();
-    for (long p = own.begin(panels); p < own.end(panels); p++) {
-        const long o = p * panel, width = out - o < panel ? out - o : panel;
+    const long lane = lanes<Real>(), panel = PANEL * lane, panels = (out + panel - 1) / panel;
+    for (long o = own.begin(panels) * panel; o < own.end(panels) * panel; o += panel) {
+        const long width = out - o < panel ? out - o : panel;
         Vector added[PANEL] = {};
         for (long j = 0; bias && j < width; j++) added[j / lane][j % lane] = bias[o + j];
-        for (long r = 0; r < rows; r += some) {
-            Vector found[tile_rows<Real>()][PANEL];
-            turned_tile(turned + r / some * rows_size<Real>(in), packed + p * panel_size<Real>(in), in, rows - r, found,
-                        [](long, long) {});
-            for (long i = 0; i < some && r + i < rows; i++) {
+        for (long r = 0; r < rows; r += ROWS) {
+            Vector found[ROWS][PANEL];
+            turned_tile(turned + r * in, packed + o * in, in, found);
+            for (long i = 0; i < ROWS && r + i < rows; i++) {
                 Real *to = y + (r + i) * step + o;
                 for (int j = 0; j < PANEL; j++) found[i][j] += added[j];
                 if (width == panel)
@@ -221,20 +203,6 @@ static void many(const Real *turned, const Real *packed, const Real *bias, Real 
         }
     }
 }
-
-#if TILES
-static void many(const float *turned, const float *packed, const float *bias, float *y, long step, long rows, long in,
-                 long out, Share own) {
-    const long panel = PANEL * lanes<float>(), panels = (out + panel - 1) / panel, some = tile_rows<float>();
-    const long size = rows_size<float>(in), blocks = tiles::blocks(in);
-    for (long p = own.begin(panels); p < own.end(panels); p++)
-        for (long r = 0; r < rows; r += some) {
-            float *to = y + r * step + p * panel;
-            tiles::product((const uint32_t *)(turned + r / some * size), (const uint32_t *)(packed + p * size), blocks, to,
-                           step, rows - r, out - p * panel, false, bias ? bias + p * panel : 0, to + some * step);
-        }
-}
-#endif
 
 // A linear map as a model has it: in numbers of its own kind, maybe in panels as well, for many rows; or, where there is a
 // scale, of eight bits.
@@ -505,7 +473,6 @@ template <typename Real>
 static void run(const Branch<Real> *branches, long many, const Gauge *end, const Real *x, Real *y, const Room<Real> &room,
                 long rows, long wide, int threads) {
     spread(threads, [=, &room](Share own) {
-        const Ready ready;
         const long begin = own.begin(rows), stop = own.end(rows);
         const Real *now = x;
         for (const Branch<Real> *one = branches; one < branches + many; one++) {
@@ -548,50 +515,34 @@ static __attribute__((noinline)) void put(Row<Real> *row, const Real *scores, lo
     }
 }
 
-enum { NEAR = 16 };  // panels of words that all rows are multiplied by before the next ones
-// Scores of a tile of rows from `row` on and of words from `word` on.
-template <typename Real> struct Found {
-    typename Of<Real>::Vector scores[tile_rows<Real>()][PANEL], added[PANEL];
-    long row, rows, word, words;
-};
-
-// What they do to a share of the rows.
-template <typename Real> INLINE void settle(const Found<Real> &a, Row<Real> *state, int keep, Share share) {
-    for (long i = share.begin(a.rows); i < share.end(a.rows); i++) {
-        Row<Real> *row = state + a.row + i;
-        const typename Of<Real>::Vector both[PANEL] = {a.scores[i][0] + a.added[0], a.scores[i][1] + a.added[1]};
-        if (any((both[0] > row->low) | (both[1] > row->low))) put(row, (const Real *)both, a.word, a.words, keep);
-        row->mass += power(both[0] - row->most) + power(both[1] - row->most);
-    }
-}
-
 template <typename Real>
 static void likeliest(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at, Real *mass,
                       Real *turned, Row<Real> *state, long rows, long in, long words, int keep) {
     typedef typename Of<Real>::Vector Vector;
-    const long lane = lanes<Real>(), panel = PANEL * lane, some = tile_rows<Real>();
+    const long lane = lanes<Real>(), panel = PANEL * lane;
     const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300);
     for (long r = 0; r < rows; r++) {
         state[r].mass = Vector{}, state[r].most = low, state[r].low = none;
         for (int i = 0; i < keep; i++) state[r].best[i] = none, state[r].at[i] = 0;
     }
-    const Ready ready;
     turn(x, turned, rows, in, bits<Real>, Share{0, 1});
-    Found<Real> both[2] = {};  // those that are being made, and those before them, which are settled meanwhile
-    int now = 0;
-    for (long begin = 0; begin < words; begin += NEAR * panel)
-        for (long r = 0; r < rows; r += some)
-            for (long o = begin; o < words && o < begin + NEAR * panel; o += panel, now = 1 - now) {
-                Found<Real> &found = both[now], &before = both[1 - now];
-                found.row = r, found.rows = rows - r < some ? rows - r : some;
-                found.word = o, found.words = words - o < panel ? words - o : panel;
-                for (int j = 0; j < PANEL; j++) found.added[j] = Vector{};
-                for (long j = 0; (bias || found.words < panel) && j < panel; j++)
-                    found.added[j / lane][j % lane] = j >= found.words ? none : bias ? bias[o + j] * bits<Real> : Real(0);
-                turned_tile(turned + r / some * rows_size<Real>(in), packed + o / panel * panel_size<Real>(in), in,
-                            rows - r, found.scores, [&](long k, long n) { settle(before, state, keep, Share{k, n}); });
+    for (long o = 0; o < words; o += panel) {
+        const long many = words - o < panel ? words - o : panel;
+        Vector added[PANEL] = {};
+        for (long j = 0; j < panel; j++)
+            added[j / lane][j % lane] = j >= many ? none : bias ? bias[o + j] * bits<Real> : Real(0);
+        for (long r = 0; r < rows; r += ROWS) {
+            Vector found[ROWS][PANEL];
+            turned_tile(turned + r * in, packed + o * in, in, found);
+            for (long i = 0; i < ROWS && r + i < rows; i++) {
+                Row<Real> *row = state + r + i;
+                found[i][0] += added[0], found[i][1] += added[1];
+                if (any((found[i][0] > row->low) | (found[i][1] > row->low)))
+                    put(row, (const Real *)found[i], o, many, keep);
+                row->mass += power(found[i][0] - row->most) + power(found[i][1] - row->most);
             }
-    settle(both[1 - now], state, keep, Share{0, 1});
+        }
+    }
     for (long r = 0; r < rows; r++) {
         mass[r] = sum(state[r].mass);
         for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits<Real>, at[r * keep + i] = state[r].at[i];
@@ -602,7 +553,6 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
     extern "C" {                                                                                                       \
     void apply_##name(const Map *map, const Real *x, Real *y, long rows, char *room, int threads) {                    \
         spread(cores(*map, rows, threads), [=](Share own) {                                                            \
-            const Ready ready;                                                                                         \
             prepare(*map, x, rows, room, own);                                                                         \
             apply(*map, x, y, map->out, rows, room, own);                                                              \
         });                                                                                                            \
@@ -617,32 +567,17 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
         likeliest(x, p, b, best, at, mass, turned, (Row<Real> *)state, rows, in, words, keep);                         \
     }                                                                                                                  \
     long row_##name(void) { return sizeof(Row<Real>); }                                                                \
-    long turned_##name(long rows, long deep) {                                                                         \
-        return (rows + tile_rows<Real>() - 1) / tile_rows<Real>() * rows_size<Real>(deep);                             \
-    }                                                                                                                  \
-    long packed_##name(long deep, long wide) {                                                                         \
-        const long panel = PANEL * lanes<Real>();                                                                      \
-        return (wide + panel - 1) / panel * panel_size<Real>(deep);                                                    \
-    }                                                                                                                  \
     }
 KERNELS(float, float32)
 KERNELS(double, float64)
-extern "C" int keeps(void) { return KEEP; }
-// Whether what this was compiled for can be had.
-extern "C" int allowed(void) {
-#if TILES
-    return tiles::allowed();
-#else
-    return 1;
-#endif
-}
+extern "C" int sizes(int which) { return which == 0 ? ROWS : which == 1 ? PANEL * BYTES : KEEP; }
 
-// Whether there are tiles whose sizes the processor does not tell, as in some virtual machines.
+// Whether there are matrix tiles (AMX) whose sizes the processor does not tell, as in some virtual machines.
 extern "C" int untold(void) {
 #if defined(__x86_64__)
-    enum { FEATURES = 7, TILES_THERE = 1 << 24, SIZES = 0x1D };
+    enum { FEATURES = 7, TILES = 1 << 24, SIZES = 0x1D };
     unsigned a, b, c, d;
-    return __get_cpuid_count(FEATURES, 0, &a, &b, &c, &d) && (d & TILES_THERE) && __get_cpuid_max(0, 0) < SIZES;
+    return __get_cpuid_count(FEATURES, 0, &a, &b, &c, &d) && (d & TILES) && __get_cpuid_max(0, 0) < SIZES;
 #else
     return 0;
 #endif

@@ -13,8 +13,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#include "tiles.h"
-#if defined(__AVX512F__) || TILES
+#if defined(__AVX512F__)
 #define BYTES 64  // of a vector; where the processor's are shorter, the compiler uses several
 enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the weights of a product
 #else
@@ -38,19 +37,6 @@ template <> struct Of<double> {
     typedef int64_t Mask __attribute__((vector_size(BYTES)));
 };
 template <typename Real> constexpr int lanes() { return BYTES / sizeof(Real); }
-
-// A tile of a product has so many rows and PANEL vectors of columns; of `deep` numbers each, they take so many.
-template <typename Real> constexpr long tile_rows() { return ROWS; }
-template <typename Real> constexpr long rows_size(long deep) { return ROWS * deep; }
-template <typename Real> constexpr long panel_size(long deep) { return PANEL * lanes<Real>() * deep; }
-#if TILES
-template <> constexpr long tile_rows<float>() { return tiles::PAIR; }
-template <> constexpr long rows_size<float>(long deep) { return (deep + tiles::PAIR - 1) / tiles::PAIR * tiles::BLOCK; }
-template <> constexpr long panel_size<float>(long deep) { return rows_size<float>(deep); }
-typedef tiles::Ready Ready;
-#else
-struct Ready {};  // for tiles of the processor, where it has some
-#endif
 
 template <typename Real> INLINE typename Of<Real>::Vector load(const Real *from) {
     return *(const typename Of<Real>::Loose *)from;

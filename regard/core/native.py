@@ -25,16 +25,10 @@ import torch
 from torch import Tensor
 
 SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp", "multiply.cpp")]
-HEADERS = [Path(__file__).with_name(name) for name in ("native.h", "tiles.h")]
+HEADER = Path(__file__).with_name("native.h")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-MACHINE = (
-    ("-march=native", "-fopenmp"),
-    ("-march=native", "-mno-amx-tile", "-fopenmp"),  # where the system does not give tiles away
-    ("-mcpu=native", "-fopenmp"),
-    ("-march=native",),
-    ("-mcpu=native",),
-)
+MACHINE = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
 SECONDS = 120  # that a compiler may take
 KINDS = {torch.float32: "float32", torch.float64: "float64"}
 SMALL = 1 << 15  # multiplications, up to which one core is enough
@@ -115,8 +109,6 @@ TAKES = {
     "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Room), *_SIZES * 2, c_int],
     "likeliest": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
-    "turned": _SIZES * 2,
-    "packed": _SIZES * 2,
     # for learning
     "see": _POINTERS,
     "unsee": _POINTERS,
@@ -130,29 +122,24 @@ TAKES = {
     "multiply": _POINTERS,
     "piece": [],
 }
-SIZES = ("row", "room", "piece", "turned", "packed")  # what tells how much is needed
 
 
 class Kernels:
     """The compiled functions, by name and by kind of number."""
 
     def __init__(self, library: ctypes.CDLL):
-        if not library.allowed():
-            raise OSError("the system does not let its tiles be used")
         if library.untold():  # which torch's library for half precision would use nevertheless, and die of it
             os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-        self.keep = library.keeps()
+        self.rows, panel, self.keep = (library.sizes(which) for which in range(3))
+        self.panel = {dtype: panel // dtype.itemsize for dtype in KINDS}
         self.named = {}
         for name, takes in TAKES.items():
             for dtype, kind in KINDS.items():
                 function = getattr(library, f"{name}_{kind}")
-                function.argtypes, function.restype = takes, c_long if name in SIZES else None
+                function.argtypes, function.restype = takes, c_long if name in ("row", "room", "piece") else None
                 self.named[name, dtype] = function
         self.state, self.piece = ({dtype: self.named[name, dtype]() for dtype in KINDS} for name in ("row", "piece"))
-        library.channels.restype = library.one_by_one.restype = c_long
-        # Channels from which on and up to which products beat torch's; rows up to which panels are made one by one.
-        self.channels = {dtype: [library.channels(dtype.itemsize, most) for most in (0, 1)] for dtype in KINDS}
-        self.one_by_one = {torch.float32: library.one_by_one(), torch.float64: 0}
+        self.multiplies = bool(library.multiplies())  # better than torch
 
 
 _watched = torch._C._len_torch_dispatch_stack
@@ -179,7 +166,7 @@ def _compiled(command: list[str]) -> Path:
     program = Path(command[0]).resolve()
     version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
     made_of = (
-        *(path.read_bytes() for path in (*SOURCES, *HEADERS)),
+        *(path.read_bytes() for path in (*SOURCES, HEADER)),
         *(text.encode() for text in (" ".join(command), version, _processor())),
     )
     name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
@@ -281,17 +268,17 @@ def map_of(
     return made
 
 
-def beside(known: Kernels, dtype: torch.dtype, rows: int, wide: int) -> int:
-    """Numbers that products of so many rows of up to `wide` channels need room for: in tiles, or in eight bits."""
-    return max(known.named["turned", dtype](rows, wide), rows * (wide + 1))
+def room(known: Kernels, x: Tensor, wide: int) -> Tensor:
+    """For what products need besides, of rows x of up to `wide` channels."""
+    return torch.empty((x.shape[0] + known.rows) * (wide + 1) * x.element_size(), dtype=torch.uint8)
 
 
 def apply(known: Kernels, map: Map, x: Tensor) -> Tensor:
     """x (rows, in), contiguous -> (rows, out)"""
     y = x.new_empty(x.shape[0], map.out)
-    room = x.new_empty(beside(known, x.dtype, len(x), map.wide) if map.scale or map.packed else 0)
+    beside = room(known, x, map.wide) if map.scale or map.packed else None
     known.named["apply", x.dtype](
-        map, x.data_ptr(), y.data_ptr(), x.shape[0], room.data_ptr(),
+        map, x.data_ptr(), y.data_ptr(), x.shape[0], None if beside is None else beside.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
     return y
@@ -420,10 +407,10 @@ class Program:
         rows, wide = x.shape
         y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
         most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
-        parts = (rows * wide, rows * wide, *most[:3], beside(known, x.dtype, rows, most[3]))
+        parts = (rows * wide, rows * wide, *most[:3], (rows + known.rows) * (most[3] + 1))
         begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
-        room = torch.empty(begins[-1] + 64, dtype=torch.uint8)
-        origin = -(-room.data_ptr() // 64) * 64
+        beside = torch.empty(begins[-1] + 64, dtype=torch.uint8)
+        origin = -(-beside.data_ptr() // 64) * 64
         known.named["run", x.dtype](
             self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(),
             Room(*[origin + begin for begin in begins[:-1]]), rows, wide, threads(self.work * max(rows // 16, 1)),
@@ -445,7 +432,7 @@ def likeliest(
     rows, wide = x.shape
     best, mass = x.new_empty(rows, many), x.new_empty(rows)
     at = torch.empty(rows, many, dtype=torch.long)
-    turned = x.new_empty(known.named["turned", x.dtype](rows, wide))
+    turned = x.new_empty(-(-rows // known.rows) * known.rows, wide)
     state = torch.empty(rows * known.state[x.dtype] + 64, dtype=torch.uint8)
     known.named["likeliest", x.dtype](
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), best.data_ptr(), at.data_ptr(),

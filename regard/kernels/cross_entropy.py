@@ -42,19 +42,18 @@ class _Fused(torch.autograd.Function):
         dtable = there if there is not None else fresh(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
+        room = x.new_empty(min(ROWS, -(-x.shape[0] // SOME) * SOME), vocab)
         known = native.able(x, table)
         own = known if known is not None and pays(known, len(x), table) else None
-        rows, again = _at_a_time(own, x)
-        room = x.new_empty(min(rows, -(-len(x) // SOME) * SOME), vocab)
-        score, back = (_times(own, p, again) if asked else None for p, asked in ((table.T, True), (table, wanted[0])))
-        for begin in range(0, len(x), rows):
-            some, goal = x[begin : begin + rows], target[begin : begin + rows, None]
+        score, back = (_times(own, p) if asked else None for p, asked in ((table.T, True), (table, wanted[0])))
+        for begin in range(0, x.shape[0], ROWS):
+            some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
             logits = score(some * BITS, room[: len(some)])
             e, top, mass, right = _powers(logits, bias, goal)
             nll += (top + mass.log2() - right).sum()
             rights += right.sum()
             if dx is not None:
-                back(e, dx[begin : begin + rows]).div_(mass)
+                back(e, dx[begin : begin + ROWS]).div_(mass)
             if dtable is not None:
                 product_into(known, e.T, some * (ctx.share / mass), dtable, ctx.added or begin > 0)
             if dbias is not None:
@@ -87,18 +86,11 @@ class _Fused(torch.autograd.Function):
         return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
 
 
-def _at_a_time(own: native.Kernels | None, x: Tensor) -> tuple[int, bool]:
-    """Rows, and whether the table is laid out for them beforehand; or all rows, where that needs less room than a table
-    that is laid out twice, in three halves of its size."""
-    many, (rows, wide) = 0 if own is None else own.one_by_one[x.dtype], x.shape
-    return (rows, False) if 0 < rows <= many and rows < ROWS + 3 * wide else (ROWS, True)
-
-
-def _times(own: native.Kernels | None, p: Tensor, again: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """x, to -> x p, there. again: of so many rows that p is laid out beforehand, where products are our own."""
+def _times(own: native.Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """x, to -> x p, there: by products of our own p is laid out once for all rows."""
     if own is None:
         return lambda x, to: torch.mm(x, p, out=to)
-    laid = panels(own, p) if again else p
+    laid = panels(own, p)
     return lambda x, to: multiply(own, x, laid, to=to)
 
 

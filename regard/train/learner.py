@@ -28,8 +28,8 @@ from .hands import Hands
 from .optimiser import Optimiser
 from .settings import Settings
 
-PART, FEWEST = 160_000, 512  # numbers of vectors that go through a model together on a processor, and their positions:
-# what they leave behind stays small, and products stay large
+PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a processor, times its width squared; and
+# at the least: what they leave behind stays small, and products stay large
 SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
 
 
@@ -91,7 +91,7 @@ class Learner:
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
         self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
-        self._part = max(PART // model.width, FEWEST) if self._splits else 0
+        self._part = max(PART // model.width**2, FEWEST) if self._splits else 0
         self._hands: Hands | None = None
         self._size = sum(p.numel() for p in self.optimiser.parameters)
         self.place = Place.of(feed)

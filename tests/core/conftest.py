@@ -1,7 +1,6 @@
-"""Kernels of our own as this machine has them, and as others do: with shorter vectors, or with tiles."""
+"""Kernels of our own as this machine has them, and as processors with shorter vectors do."""
 
 import ctypes
-import functools
 import platform
 import shutil
 
@@ -10,32 +9,21 @@ import torch
 
 from regard.core import native
 
+OTHERS = ["-march=x86-64", "-march=haswell"]
 COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
 
 
-@pytest.fixture(scope="session")
-def compiled():
-    """Kernels for a processor, as a compiler's flags tell it."""
-
-    @functools.cache
-    def make(flags):
-        if COMPILER is None:
-            pytest.skip("there is no compiler")
-        if flags == "this machine":
-            found = native.kernels()
-            assert found is not None, "there is a compiler, and it does not compile them"
-            return found
-        if platform.machine() != "x86_64" or "avx2" not in native._processor():
-            pytest.skip("made for other processors")
-        command = [COMPILER, *native.FLAGS, *flags.split(), "-fopenmp"]
-        return native.Kernels(ctypes.CDLL(str(native._compiled(command))))
-
-    return make
-
-
-@pytest.fixture(params=["this machine", "-march=x86-64", "-march=haswell"], scope="module")
-def known(request, compiled):
-    return compiled(request.param)
+@pytest.fixture(params=["this machine", *OTHERS], scope="module")
+def known(request):
+    if COMPILER is None:
+        pytest.skip("there is no compiler")
+    if request.param == "this machine":
+        found = native.kernels()
+        assert found is not None, "there is a compiler, and it does not compile them"
+        return found
+    if platform.machine() != "x86_64" or "avx2" not in native._processor():
+        pytest.skip("made for other processors")
+    return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
 
 
 @pytest.fixture(params=[1, 2])

@@ -91,7 +91,7 @@ def test_scores_far_apart(known):
 
 def ours_or_torchs(monkeypatch, known, own):
     """Products by kernels of our own, however few the rows; or none of them."""
-    monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256 * own)))
+    monkeypatch.setattr(known, "multiplies", own)
     monkeypatch.setattr(multiply, "LEAST", 1)
 
 

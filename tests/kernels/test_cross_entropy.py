@@ -18,7 +18,7 @@ def test_equals_plain(smoothing, with_bias, rows, own, turned, monkeypatch):
     monkeypatch.setattr(fused, "ROWS", rows)
     monkeypatch.setattr(multiply, "LEAST", 1)
     if (known := native.kernels()) is not None:
-        monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256 * own)))
+        monkeypatch.setattr(known, "multiplies", own)
     torch.manual_seed(0)
     x, table = torch.randn(2, 7, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)
     if turned:

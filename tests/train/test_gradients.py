@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from regard.core import Context, learn, multiply, native
+from regard.core.embed import look_up
 from regard.kernels import cross_entropy as kernel
 from regard.kernels.cross_entropy import cross_entropy
 from regard.parts.feedforwards.mlp import Mlp
@@ -68,7 +69,7 @@ class Small(torch.nn.Module):
         self.mlp = Mlp(12, 24, activation=bend)
 
     def forward(self, tokens, targets, smoothing):
-        x = torch.nn.functional.embedding(tokens, self.table)
+        x = look_up(self.table, tokens, "tokens")
         x = x + self.mlp(x, Context.begin(*tokens.shape, x.device))
         return cross_entropy(x, self.table, None, targets, smoothing)[0]
 
@@ -79,7 +80,7 @@ class Small(torch.nn.Module):
 def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
     known = native.kernels()
     if known is not None:
-        monkeypatch.setattr(known, "channels", dict.fromkeys(native.KINDS, (0, 256 * own)))
+        monkeypatch.setattr(known, "multiplies", own)
         monkeypatch.setattr(multiply, "LEAST", 1)
     monkeypatch.setattr(kernel, "ROWS", 16)
     ours, theirs = Small(bend), Small(bend)
@@ -100,6 +101,18 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
     tokens, targets = parts[0]
     mine, other = (torch.autograd.grad(m(tokens, targets, smoothing), [*m.parameters()]) for m in (ours, theirs))
     assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))  # given back, where nobody adds up
+
+
+def test_rows_of_what_is_no_parameter():
+    """Such as a table that is made of one: its gradient goes on to that."""
+    table = torch.nn.Parameter(torch.randn(20, 3))
+    gradients = Gradients([table])
+    gradients.begin()
+    numbers, weights = torch.tensor([[3, 7, 3]]), torch.randn(1, 3, 3)
+    with learn.adding_to(gradients, 1.0):
+        (look_up(2 * table, numbers, "tokens") * weights).sum().backward()
+    wanted = torch.zeros(20, 3).index_add_(0, numbers[0], 2 * weights[0])
+    torch.testing.assert_close(table.grad, wanted)
 
 
 def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
