@@ -62,25 +62,30 @@ INLINE void turned4(const double *x, long step, double *y, long next) {
         for (int i = 0; i < 8; i++) y[i * next + r] = x[r * step + i];
 }
 
-// y (wide, line) = x (rows, wide) turned, times a factor, with zeros behind the last row.
-template <typename Real> static void turned(const Real *x, long step, long rows, long wide, Real *y, long line, Real factor) {
+// y (wide, line) = x (rows, wide), plus a row, turned, times a factor, with zeros behind the last row.
+template <typename Real>
+static void turned(const Real *x, long step, const Real *add, long rows, long wide, Real *y, long line, Real factor) {
     const long whole = rows / 8 * 8, channels = wide / 8 * 8;
     for (long r = 0; r < whole; r += 8)
         for (long c = 0; c < channels; c += 8) turned8(x + r * step + c, step, y + c * line + r, line);
     for (long c = 0; c < wide; c++) {
         for (long r = c < channels ? whole : 0; r < rows; r++) y[c * line + r] = x[r * step + c];
         for (long r = rows; r < line; r++) y[c * line + r] = 0;
-        for (long r = 0; factor != 1 && r < rows; r++) y[c * line + r] *= factor;
+        const Real more = add ? add[c] : 0;
+        for (long r = 0; (add || factor != 1) && r < rows; r++) y[c * line + r] = (y[c * line + r] + more) * factor;
     }
 }
 
-// y (all, line) = x (rows, wide), with zeros behind the last channel and the last row.
+// y (all, line) = x (rows, wide), plus a row, with zeros behind the last channel and the last row.
 template <typename Real>
-static void padded(const Real *x, long step, long rows, long wide, Real *y, long line, long all) {
+static void padded(const Real *x, long step, const Real *add, long rows, long wide, Real *y, long line, long all) {
     const long lane = lanes<Real>(), whole = wide / lane * lane;
     for (long r = 0; r < rows; r++) {
-        for (long c = 0; c < whole; c += lane) put(y + r * line + c, load(x + r * step + c));
-        for (long c = whole; c < line; c++) y[r * line + c] = c < wide ? x[r * step + c] : 0;
+        for (long c = 0; c < whole; c += lane) {
+            const typename Of<Real>::Vector one = load(x + r * step + c);
+            put(y + r * line + c, add ? one + load(add + c) : one);
+        }
+        for (long c = whole; c < line; c++) y[r * line + c] = c < wide ? x[r * step + c] + (add ? add[c] : 0) : 0;
     }
     for (long i = rows * line; i < all * line; i++) y[i] = 0;
 }
@@ -97,6 +102,7 @@ template <typename Real> struct Seen {
     int64_t batch, heads, groups, queries, keys, dim, causal, hides, room_step, threads;
     int64_t q_step[3], k_step[3], v_step[3], added_step[4];  // batch, head, place, and key
     double scale;  // of q . k
+    const Real *q_add, *k_add, *v_add;  // (heads or groups, dim): to all of them
 };
 
 // All that is laid out anew for one head.
@@ -127,6 +133,8 @@ template <typename Real> struct Head {
 template <typename Real> INLINE const Real *at(const Real *x, const int64_t *step, long b, long h) {
     return x + b * step[0] + h * step[1];
 }
+
+template <typename Real> INLINE const Real *of(const Real *add, long head, long dim) { return add ? add + head * dim : 0; }
 
 // Scores of N vectors of queries from `first` on with keys up to `many`, in bits -> weights, not yet normed.
 template <typename Real, int N>
@@ -270,10 +278,11 @@ INLINE int beside(long left, long lane) {
 template <typename Real> static void forth(const Seen<Real> &a, long b, long group, Real *room) {
     const long share = a.heads / a.groups, lane = lanes<Real>();
     Head<Real> head(a, room);
-    padded(at(a.k, a.k_step, b, group), a.k_step[2], a.keys, a.dim, head.k, head.wide, head.stretch);
-    padded(at(a.v, a.v_step, b, group), a.v_step[2], a.keys, a.dim, head.v, head.wide, head.stretch);
+    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide, head.stretch);
+    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide, head.stretch);
     for (long h = group * share; h < (group + 1) * share; h++) {
-        turned(at(a.q, a.q_step, b, h), a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real> * Real(a.scale));
+        turned(at(a.q, a.q_step, b, h), a.q_step[2], of(a.q_add, h, a.dim), a.queries, a.dim, head.queries, head.line,
+               bits<Real> * Real(a.scale));
         for (long first = 0; first < a.queries;) {
             const int some = beside(a.queries - first, lane);
             (some == 1 ? some_forth<Real, 1> : some == 2 ? some_forth<Real, 2> : some_forth<Real, 3>)(a, head, b, h, first);
@@ -285,18 +294,18 @@ template <typename Real> static void forth(const Seen<Real> &a, long b, long gro
 template <typename Real> static void back_again(const Seen<Real> &a, long b, long group, Real *room) {
     const long share = a.heads / a.groups, lane = lanes<Real>(), next = a.heads * a.dim;
     Head<Real> head(a, room);
-    padded(at(a.k, a.k_step, b, group), a.k_step[2], a.keys, a.dim, head.k, head.wide, head.stretch);
-    padded(at(a.v, a.v_step, b, group), a.v_step[2], a.keys, a.dim, head.v, head.wide, head.stretch);
+    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide, head.stretch);
+    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide, head.stretch);
     memset(head.dk, 0, head.stretch * head.wide * sizeof(Real));
     memset(head.dv, 0, head.stretch * head.wide * sizeof(Real));
     for (long h = group * share; h < (group + 1) * share; h++) {
         const long from = (b * a.queries * a.heads + h) * a.dim;
-        const Real *q = at(a.q, a.q_step, b, h);
-        turned(q, a.q_step[2], a.queries, a.dim, head.queries, head.line, bits<Real> * Real(a.scale));
-        turned(a.dy + from, next, a.queries, a.dim, head.ups, head.line, Real(1));
-        padded(q, a.q_step[2], a.queries, a.dim, head.q, head.wide, a.queries);
+        const Real *q = at(a.q, a.q_step, b, h), *add = of(a.q_add, h, a.dim), *none = 0;
+        turned(q, a.q_step[2], add, a.queries, a.dim, head.queries, head.line, bits<Real> * Real(a.scale));
+        turned(a.dy + from, next, none, a.queries, a.dim, head.ups, head.line, Real(1));
+        padded(q, a.q_step[2], add, a.queries, a.dim, head.q, head.wide, a.queries);
         for (long i = 0; a.scale != 1 && i < a.queries * head.wide; i++) head.q[i] *= Real(a.scale);
-        padded(a.dy + from, next, a.queries, a.dim, head.dy, head.wide, a.queries);
+        padded(a.dy + from, next, none, a.queries, a.dim, head.dy, head.wide, a.queries);
         for (long i = 0; i < head.line; i++) head.share[i] = i < a.queries ? inner(a.dy + from + i * next, a.y + from + i * next, a.dim) : 0;
         for (long first = 0; first < a.queries;) {
             const int some = beside(a.queries - first, lane);
@@ -379,6 +388,17 @@ static void drop(const Real *x, const Real *stream, Real *y, long many, uint32_t
     });
 }
 
+// x += a row, and y = the bend of it; y may be x.
+template <typename Real> static void bend(Real *x, const Real *add, Real *y, long begin, long end, long wide, int how) {
+    const long lane = lanes<Real>(), whole = wide / lane * lane;
+    for (long r = begin; r < end; r++) {
+        Real *row = x + r * wide;
+        for (long j = 0; add && j < whole; j += lane) put(row + j, load(row + j) + load(add + j));
+        for (long j = whole; add && j < wide; j++) row[j] += add[j];
+        bends(row, y + r * wide, wide, how);
+    }
+}
+
 // Rows of logits in bits -> 2^(logit - the largest), in place; the largest, the sum, and the logit of the right word.
 template <typename Real>
 static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top, Real *mass, Real *right, long many,
@@ -416,8 +436,8 @@ static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top,
     void see_##name(const Seen<Real> *a) { see(*a, forth<Real>); }                                                     \
     void unsee_##name(const Seen<Real> *a) { see(*a, back_again<Real>); }                                              \
     long room_##name(const Seen<Real> *a) { return Head<Real>(*a, 0).needs; }                                            \
-    void bend_##name(const Real *x, Real *y, long many, int how, int threads) {                                        \
-        shares(many, 64, threads, [=](long begin, long end) { bends(x + begin, y + begin, end - begin, how); });       \
+    void bend_##name(Real *x, const Real *add, Real *y, long rows, long wide, int how, int threads) {                  \
+        shares(rows, 1, threads, [=](long begin, long end) { bend(x, add, y, begin, end, wide, how); });               \
     }                                                                                                                  \
     void unbend_##name(const Real *x, Real *y, Real *d, long many, int how, int threads) {                             \
         shares(many, 64, threads,                                                                                      \

@@ -23,6 +23,8 @@ from . import native
 from .multiply import Panels, bent_product, panels, pays, product, product_into, unbent_product
 from .native import Kernels
 
+ADDS = ("q_add", "k_add", "v_add")
+
 
 class Seen(Structure):
     """As learn.cpp has it."""
@@ -34,6 +36,7 @@ class Seen(Structure):
         *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
         ("added_step", c_int64 * 4),
         ("scale", c_double),
+        *((name, c_void_p) for name in ADDS),
     )
 
 
@@ -73,8 +76,9 @@ def _see(
     added: Tensor | None,
     causal: bool,
     scale: float,
-    **more: Tensor,
+    **more: Tensor | None,
 ) -> None:
+    """more: where it is read or put; what is added to all q, k or v (heads * dim)."""
     batch, heads, queries, dim = q.shape
     _, groups, keys, _ = k.shape
     hides, steps = False, (0, 0, 0, 0)
@@ -86,7 +90,7 @@ def _see(
         batch=batch, heads=heads, groups=groups, queries=queries, keys=keys, dim=dim, causal=causal, hides=hides,
         threads=min(native.threads(batch * heads * queries * keys * dim), batch * groups), q_step=q.stride()[:3],
         k_step=k.stride()[:3], v_step=v.stride()[:3], added_step=steps, scale=scale,
-        **{what: tensor.data_ptr() for what, tensor in more.items()},
+        **{what: tensor.data_ptr() for what, tensor in more.items() if tensor is not None},
     )  # fmt: skip
     seen.room_step = known.named["room", q.dtype](ctypes.byref(seen))
     room = q.new_empty(seen.threads * seen.room_step)
@@ -118,26 +122,28 @@ class _Attention(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         source = None if memory is None else memory.reshape(-1, memory.shape[-1])
         of = rows if source is None else source
-        q, k, v = (product(known, one, *map) for one, map in zip((rows, of, of), into[:3], strict=True))
+        q, k, v = (product(known, one, weight) for one, (weight, _) in zip((rows, of, of), into[:3], strict=True))
         many = (heads[0], heads[1], heads[1])
         q, k, v = (t.view(len(x), -1, h, t.shape[1] // h).transpose(1, 2) for t, h in zip((q, k, v), many, strict=True))
         batch, _, queries, dim = q.shape
         y, mass = x.new_empty(batch, queries, heads[0] * dim), x.new_empty(batch, heads[0], 2, queries)
-        _see("see", known, q, k, v, added, causal, scale, y=y, mass=mass)
+        adds = [None if bias is None else bias.contiguous() for bias in biases[:3]]  # while they are read
+        _see("see", known, q, k, v, added, causal, scale, y=y, mass=mass, **dict(zip(ADDS, adds, strict=True)))
         ctx.given = known, scale, causal
-        ctx.save_for_backward(rows, source, q, k, v, added, y, mass, *weights)
+        ctx.save_for_backward(rows, source, q, k, v, added, y, mass, *weights, *adds)
         return product(known, y.view(-1, y.shape[-1]), *into[3]).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
         rows, source, q, k, v, added, y, mass, *maps = ctx.saved_tensors
+        adds = dict(zip(ADDS, maps[4:], strict=True))
         known, scale, causal = ctx.given
         wanted, across = ctx.needs_input_grad, source is not None
         up = dy.reshape(-1, dy.shape[-1])
         dq, dk, dv = (t.new_empty(t.shape[0], t.shape[2], t.shape[1] * t.shape[3]) for t in (q, k, v))
         more = {"y": y, "mass": mass, "dy": product(known, up, maps[3]), "dq": dq, "dk": dk, "dv": dv}
-        _see("unsee", known, q, k, v, added, causal, scale, **more)
+        _see("unsee", known, q, k, v, added, causal, scale, **more, **adds)
         ups = [*(d.view(-1, d.shape[-1]) for d in (dq, dk, dv)), up]
         dx = product(known, ups[0], maps[0]) if wanted[1] else None
         dmemory = product(known, ups[1], maps[1]) if across and wanted[2] else None
@@ -145,7 +151,7 @@ class _Attention(torch.autograd.Function):
             if to is not None:
                 product_into(known, ups[i], maps[i], to, True)
         of = source if across else rows
-        asked = [*zip((rows, of, of, y.view(-1, y.shape[-1])), ups, maps, strict=True)]
+        asked = [*zip((rows, of, of, y.view(-1, y.shape[-1])), ups, maps[:4], strict=True)]
         learning = [i for i in range(4) if wanted[7 + 2 * i]]
         grads = dict(zip(learning, gather(known, *(asked[i] for i in learning)), strict=True))
         each = [(grads.get(i), ups[i].sum(0) if wanted[8 + 2 * i] else None) for i in range(4)]

@@ -118,13 +118,14 @@ def product_into(
 def bent_product(known: Kernels, x: Tensor, p: Tensor, bias: Tensor | None, bend: str) -> tuple[Tensor, Tensor]:
     """x p + bias, and the bend of it; one and the same, where the slope can be told from what is bent."""
     own = pays(known, len(x), p)
-    hidden = x.new_empty(len(x), p.shape[1]) if own else product(known, x, p, bias)
+    hidden = x.new_empty(len(x), p.shape[1]) if own else x @ p
     bent = hidden if bend in ("identity", "relu") else torch.empty_like(hidden)
     if own:
         multiply(known, x, p, bias, hidden, bend=bend, bent=bent)
     else:
-        size = hidden.numel()
-        known.named["bend", x.dtype](hidden.data_ptr(), bent.data_ptr(), size, BENDS.index(bend), native.threads(size))
+        bias = None if bias is None else bias.contiguous()
+        at = [None if t is None else t.data_ptr() for t in (hidden, bias, bent)]
+        known.named["bend", x.dtype](*at, *hidden.shape, BENDS.index(bend), native.threads(hidden.numel()))
     return hidden, bent
 
 

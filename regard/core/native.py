@@ -113,7 +113,7 @@ TAKES = {
     "see": _POINTERS,
     "unsee": _POINTERS,
     "room": _POINTERS,
-    "bend": [*_POINTERS * 2, c_long, c_int, c_int],
+    "bend": [*_POINTERS * 3, *_SIZES * 2, c_int, c_int],
     "unbend": [*_POINTERS * 3, c_long, c_int, c_int],
     "drop": [*_POINTERS * 3, c_long, c_int, c_double, c_uint64, c_int],
     "powers": [*_POINTERS * 6, *_SIZES * 2, c_int],

@@ -17,7 +17,8 @@ from torch import Tensor
 from regard.core import learn, native
 from regard.core.multiply import multiply, panels, pays, product_into
 
-ROWS = 240  # at a time: whole tiles of our own products
+ROWS = 300  # at a time, at the most
+TILE = 12  # rows of which they are whole multiples, as our own products want it
 SOME = 60  # rows that room is made for at least: memory of sizes that come again is used again
 BITS = 1 / math.log(2)  # of one e-fold
 
@@ -42,18 +43,19 @@ class _Fused(torch.autograd.Function):
         dtable = there if there is not None else fresh(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
-        room = x.new_empty(min(ROWS, -(-x.shape[0] // SOME) * SOME), vocab)
+        rows = _up(-(-len(x) // max(-(-len(x) // ROWS), 1)), TILE)  # in pieces that are about alike
+        room = x.new_empty(_up(min(rows, len(x)), SOME), vocab)
         known = native.able(x, table)
         own = known if known is not None and pays(known, len(x), table) else None
         score, back = (_times(own, p) if asked else None for p, asked in ((table.T, True), (table, wanted[0])))
-        for begin in range(0, x.shape[0], ROWS):
-            some, goal = x[begin : begin + ROWS], target[begin : begin + ROWS, None]
+        for begin in range(0, len(x), rows):
+            some, goal = x[begin : begin + rows], target[begin : begin + rows, None]
             logits = score(some * BITS, room[: len(some)])
             e, top, mass, right = _powers(logits, bias, goal)
             nll += (top + mass.log2() - right).sum()
             rights += right.sum()
             if dx is not None:
-                back(e, dx[begin : begin + ROWS]).div_(mass)
+                back(e, dx[begin : begin + rows]).div_(mass)
             if dtable is not None:
                 product_into(known, e.T, some * (ctx.share / mass), dtable, ctx.added or begin > 0)
             if dbias is not None:
@@ -84,6 +86,11 @@ class _Fused(torch.autograd.Function):
         again = torch._C._autograd._get_current_graph_task_keep_graph()  # they may be asked for once more
         scale = torch.mul if again else Tensor.mul_
         return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
+
+
+def _up(rows: int, step: int) -> int:
+    """To whole steps, and one at the least."""
+    return max(-(-rows // step), 1) * step
 
 
 def _times(own: native.Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -16,6 +16,7 @@ from regard.kernels import cross_entropy as fused
 def test_equals_plain(smoothing, with_bias, rows, own, turned, monkeypatch):
     """In parts and at once, by whoever multiplies, however it all lies."""
     monkeypatch.setattr(fused, "ROWS", rows)
+    monkeypatch.setattr(fused, "TILE", 1)
     monkeypatch.setattr(multiply, "LEAST", 1)
     if (known := native.kernels()) is not None:
         monkeypatch.setattr(known, "multiplies", own)

@@ -133,5 +133,6 @@ class Task:
         (model.encoder or model.stack).must_see(sorted(set(data.lengths[:, 0].tolist())))
         if data.left_out:
             most_of = " and ".join(str(n) for n in dict.fromkeys(limits))
-            say(f"{data.left_out} examples are longer than {most_of} tokens and are left out")
+            which = "one example is" if data.left_out == 1 else f"{data.left_out} examples are"
+            say(f"{which} longer than {most_of} tokens and left out")
         return data
