@@ -6,7 +6,7 @@ from .embed import Embed
 from .errors import UserError
 from .head import Head
 from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
-from .model import Model, State
+from .model import Model
 from .norm import Norm
 from .parts import add_folder, find, part
 from .passes import Pass
@@ -15,6 +15,7 @@ from .position import Position
 from .recipe import build, load, restore, save
 from .score import Score
 from .stack import Layer, Stack
+from .state import State
 from .tap import Tap, losses, watch
 from .towers import Towers, apart
 from .wiring import Place, Wiring

@@ -335,6 +335,7 @@ def powers(known: Kernels, rows: Tensor, bias: Tensor | None, goal: Tensor) -> t
     """Rows (n, words) of logits in bits become 2^(logit - the largest), after a bias is added, which is not in bits. Of
     each row, (n, 1): the largest, the sum, the logit of its goal."""
     top, mass, right = rows.new_empty(3, len(rows), 1)
+    bias = None if bias is None else bias.contiguous()
     known.named["powers", rows.dtype](
         rows.data_ptr(), None if bias is None else bias.data_ptr(), goal.data_ptr(), top.data_ptr(), mass.data_ptr(),
         right.data_ptr(), *rows.shape, native.threads(rows.numel()),

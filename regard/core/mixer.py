@@ -45,6 +45,9 @@ class Empty(NamedTuple):
 class Mixer(nn.Module, Generic[S]):
     """Takes the next n >= 1 positions of every row and carries on from the state.
 
+    `step` may write into the buffers of the state that it is given, behind the positions that this one holds: the model
+    sees to it that no other state is harmed (state.py). Beyond the capacity that `start` was told, a state grows.
+
     width:     channels in; out_width: channels out, the same unless said.
     streams:   False when the whole sequence is needed at once; then only `forward` is called.
     summary:   its last state is offered to the decoder when it stands in an encoder.
@@ -85,6 +88,10 @@ class Mixer(nn.Module, Generic[S]):
         after that. None: it has to be made anew."""
         return None
 
+    def can_return(self, begin: int, end: int) -> bool:
+        """Whether a state of `begin` positions is still whole once its buffers were written up to position `end`."""
+        return True
+
     def reorder(self, state: S, rows: Tensor) -> S:
         """As `select(state, rows)`, but `state` is given up: a mixer may know a cheaper way than to copy it."""
         return select(state, rows)
@@ -123,8 +130,8 @@ def each(state: Any, change: Any) -> Any:
     """The same state with `change` applied to every tensor in it."""
     if isinstance(state, Tensor):
         return change(state)
-    if state is None:
-        return None
+    if not isinstance(state, tuple):
+        return state
     parts = [each(part, change) for part in state]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 

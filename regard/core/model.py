@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,11 @@ from .pattern import Pattern
 from .position import Position
 from .product import linear, own_maps
 from .stack import Stack
+from .state import State
 from .wiring import Place
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
 TIES = ("none", "target", "source-target", "all")
-
-
-class State(NamedTuple):
-    """Where every row of a batch stands."""
-
-    lengths: Tensor  # (batch,) positions taken so far
-    layers: tuple  # of every layer, of every branch
 
 
 class Model(nn.Module):
@@ -194,7 +188,8 @@ class Model(nn.Module):
             raise UserError(f"a batch of {batch} cannot look at a source of {memory.x.shape[0]} rows")
         device = next(self.parameters()).device
         context = Context.begin(batch, 0, device, memory=memory)
-        return State(torch.zeros(batch, dtype=torch.long, device=device), self.stack.start(context, capacity))
+        lengths = torch.zeros(batch, dtype=torch.long, device=device)
+        return State.of_new_buffers(lengths, self.stack.start(context, capacity))
 
     def step(
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
@@ -213,7 +208,26 @@ class Model(nn.Module):
 
     def reorder(self, state: State, rows: Tensor) -> State:
         """As `select(state, rows)`, but `state` is given up: what beam search does after every step."""
-        return State(state.lengths[rows], self.stack.reorder(state.layers, rows))
+        state = self._with_free_buffers(state)
+        state.version.history.given_up = True
+        return State.of_new_buffers(state.lengths[rows], self.stack.reorder(state.layers, rows))
+
+    def _with_free_buffers(self, state: State) -> State:
+        """The state, or a copy, with buffers that may be written behind its positions without harm to another."""
+        version, history = state.version, state.version.history
+        if history.given_up:
+            raise UserError("this state was given up to `reorder`: go on from what that returned, or use `select`")
+        if version.is_newest:
+            return state
+        ends = zip(state.lengths.tolist(), history.furthest.tolist(), strict=True)
+        for begin, end in {(begin, end) for begin, end in ends if begin < end}:
+            for module in self.stack.modules():
+                if isinstance(module, Mixer) and not module.can_return(begin, end):
+                    raise UserError(
+                        f"this state holds {begin} positions, and steps from it went on to {end}: its cache has "
+                        "forgotten what it needs. Keep a copy, `state.copy()`, before you go so far on"
+                    )
+        return state if version.is_newest_alive else state.copy()
 
     def scores(self, x: Tensor) -> Tensor:
         """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""
@@ -250,8 +264,11 @@ class Model(nn.Module):
         if valid is not None:
             check_valid(valid, batch, time)
         context = Context.after(state.lengths, time, valid=valid, segments=segments)
+        if time == 0:
+            return next(self.parameters()).new_zeros(batch, 0, self.stack.width), context, state
         if self.limit is not None and context.last >= self.limit:
             raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
+        state = self._with_free_buffers(state)
         try:
             x, layers = self.stack.step(self.embed(tokens, context), state.layers, context)
         except UserError:
@@ -260,7 +277,8 @@ class Model(nn.Module):
             if self._owns(state):
                 raise
             raise UserError("this state is of another model: begin with `start` of the model that steps") from None
-        return x, context, State(state.lengths + context.lengths, layers)
+        lengths = state.lengths + context.lengths
+        return x, context, State(lengths, layers, state.version.after(lengths))
 
     def _owns(self, state: State) -> bool:
         """Whether a state looks like those of this model; asked only when a step has failed."""

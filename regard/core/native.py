@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, addressof, c_double, c_int, c_int64, c_long, c_uint64, c_void_p
 from itertools import accumulate
 from pathlib import Path
@@ -234,10 +236,27 @@ def native(first: Tensor, *others: Tensor | None) -> Kernels | None:
     return able(first, *others)
 
 
+class _Switch(threading.local):
+    off = False
+
+
+_switch = _Switch()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Inside, in this thread, torch's operations do everything."""
+    before, _switch.off = _switch.off, True
+    try:
+        yield
+    finally:
+        _switch.off = before
+
+
 def able(first: Tensor, *others: Tensor | None) -> Kernels | None:
     """The same, whether they learn or not."""
     dtype = first.dtype
-    if dtype not in KINDS or not first.is_cpu:
+    if dtype not in KINDS or not first.is_cpu or _switch.off:
         return None
     for other in others:
         if other is not None and other.dtype != dtype:
@@ -262,6 +281,7 @@ def map_of(
     """Of weights (out, in), contiguous; for many rows as `pack` has them, too; where they are of eight bits, with the
     scale and the sum of each output."""
     out, wide = weight.shape
+    bias = None if bias is None else bias.contiguous()
     tensors = (weight, bias, packed, scale, sums)
     made = Map(*[None if t is None else t.data_ptr() for t in tensors], wide, out)
     made.held = tensors
@@ -430,6 +450,7 @@ def likeliest(
 ) -> tuple[Tensor, Tensor]:
     """x (rows, in) -> of each row the `many` likeliest of all words, best first: log p and numbers, (rows, many)."""
     rows, wide = x.shape
+    bias = None if bias is None else bias.contiguous()
     best, mass = x.new_empty(rows, many), x.new_empty(rows)
     at = torch.empty(rows, many, dtype=torch.long)
     turned = x.new_empty(-(-rows // known.rows) * known.rows, wide)

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from . import learn, native
 from .context import Context
@@ -30,16 +31,17 @@ class Linear(nn.Linear):
 
     def map(self, x: Tensor) -> native.Map | None:
         """As the kernels want it for rows x (..., in); None where they cannot, or should not."""
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
-        assert weight is not None
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        if weight is None or hooked(self):  # pruned, say, so that its weight is made anew before each call
+            return None
         near, at = self.near, (weight.data_ptr(), None if bias is None else bias.data_ptr())
         if near is None or near.held[0] is not weight or (near.weight, near.bias) != at:
-            near = self.near = native.map_of(weight, bias) if weight.is_contiguous() else None
+            near = self.near = native.map_of(weight, bias) if _lies_plain(weight, bias) else None
         if near is None or weight.dtype != x.dtype:
             return None
         if few(x):
             return near
-        if weight.numel() > MATRIX:
+        if weight.numel() > MATRIX or weight.is_inference():  # which could not tell that it was changed
             return None
         made_of = (at, weight._version)
         if self.packed is None or self.packed[1:] != made_of:
@@ -52,7 +54,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in) -> x weight^T + bias"""
     if few(x):
-        known = native.native(x, weight, bias) if weight.is_contiguous() else None
+        known = native.native(x, weight, bias) if _lies_plain(weight, bias) else None
         if known is None:
             return F.linear(x, weight, bias)
         return native.apply(known, native.map_of(weight, bias), flat(x)).view(*x.shape[:-1], weight.shape[0])
@@ -60,6 +62,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if known is None or not pays(known, x.numel() // max(x.shape[-1], 1), weight):
         return F.linear(x, weight, bias)
     return learn.linear(known, x, weight, bias)
+
+
+def _lies_plain(weight: Tensor, bias: Tensor | None) -> bool:
+    return weight.is_contiguous() and (bias is None or bias.is_contiguous())
 
 
 def few(x: Tensor) -> bool:
@@ -83,7 +89,7 @@ def maps(x: Tensor, *modules: nn.Module | None) -> list[native.Map] | None:
 def alone(mixer: Mixer, x: Tensor, state: Any, context: Context) -> tuple[Tensor, Any] | None:
     """A step by a mixer's own plan, if it has one: for the next position of rows x (batch, 1, width), or for a few."""
     known = native.native(x) if (x.shape[1] == 1 or few(x)) and not torch.is_grad_enabled() else None
-    plan = None if known is None else mixer.plan(x, state, context)
+    plan = None if known is None or hooked(mixer) or inside_hooked(mixer) else mixer.plan(x, state, context)
     if known is None or plan is None:
         return None
     return native.Program([plan[0]]).run(known, flat(x)).view(*x.shape[:-1], plan[0].leaves), plan[1]
@@ -92,9 +98,8 @@ def alone(mixer: Mixer, x: Tensor, state: Any, context: Context) -> tuple[Tensor
 def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
     """The kernels for learning, which serve for many rows as well, if they can do what these modules do to x: linear
     maps, which nobody watches."""
-    for module in modules:
-        if not plain(module) or module._forward_hooks or module._forward_pre_hooks:
-            return None
+    if not all(map(is_plain_linear, modules)):
+        return None
     known = native.able(x, *(m.weight for m in modules), *(m.bias for m in modules))  # type: ignore[arg-type]
     for module in modules:
         if isinstance(module, Linear) and torch.is_grad_enabled():
@@ -102,9 +107,30 @@ def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
     return known
 
 
-def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether it is a linear map and nothing more."""
-    return type(module) in (nn.Linear, Linear)
+def hooked(module: nn.Module) -> bool:
+    """Whether anything happens when this very module is called besides its class's `forward`."""
+    own = vars(module)
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
+def inside_hooked(module: nn.Module) -> bool:
+    """Whether that is so for any module inside it."""
+    return any(hooked(child) or inside_hooked(child) for child in module._modules.values() if child is not None)
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is a linear map and nothing more: not hooked, pruned or parametrized."""
+    return type(module) in (nn.Linear, Linear) and module._parameters.get("weight") is not None and not hooked(module)
 
 
 def own_maps(model: nn.Module) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
+from operator import eq
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from .norm import Norm
 from .parts import name_of, part, takes
 from .pattern import Pattern, blind
 from .position import Position
-from .product import flat
+from .product import flat, hooked
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
 
-FOUND_OUT = ("_order", "_weights", "_last")  # about a step of a stack, for the next one
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Layer(nn.Module):
@@ -163,6 +164,7 @@ class Stack(nn.Module):
         self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
         place = replace(place, position=self.position)
         self.shared = place.shared
+        self._last: list[Plan] = []  # of the step before, for the next one; a list, so that one thread alone takes it
         made: list[Layer] = []
         for index in range(depth):
             kind = index % len(kinds)
@@ -229,13 +231,7 @@ class Stack(nn.Module):
     def _layers(self) -> Sequence[Layer]:
         return list(self.layers)  # type: ignore[arg-type]
 
-    @cached_property
-    def _weights(self) -> list[Tensor]:
-        return list(self.parameters())
-
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if torch.is_grad_enabled():
-            self._anew()
         first = self._layers[0].wiring
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
@@ -264,21 +260,15 @@ class Stack(nn.Module):
         return seen[-1] if views else first.leave(stream, self.norm, context), tuple(finals), tuple(seen)
 
     def start(self, context: Context, capacity: int) -> tuple:
-        self._anew()
+        self._last.clear()
         return tuple(layer.start(context, capacity) for layer in self._layers)
 
-    def _anew(self) -> None:
-        """What was found out about a step is forgotten: parts or weights may be others."""
-        for name in FOUND_OUT:
-            vars(self).pop(name, None)
-
     def __getstate__(self) -> dict[str, Any]:
-        """Without it: a copy finds out for itself."""
-        return {name: value for name, value in vars(self).items() if name not in FOUND_OUT}
+        """Without a plan: a copy makes its own."""
+        return {**vars(self), "_last": []}
 
-    @cached_property
     def _order(self) -> list[tuple[Tap, list[tuple[Mixer, tuple[Norm | None, Norm | None] | None]]]]:
-        """For each layer, who watches it, its mixers and the norms around them; as they are when decoding starts."""
+        """For each layer, who watches it, its mixers and the norms around them."""
         return [
             (layer.out, [(mixer, layer.wiring.around(i)) for i, mixer in enumerate(layer.mixers)])
             for layer in self._layers
@@ -296,13 +286,15 @@ class Stack(nn.Module):
         return first.leave(stream, self.norm, context), tuple(after)
 
     def _at_once(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
-        """The same step by one call of a kernel, where every part of it knows how."""
-        known = native.native(x) if self.together and x.shape[1] == 1 and not self.training else None
-        if known is None or any(tap.watchers for tap, _ in self._order):
+        """The same step by one call of a kernel, where every part of it knows how. Nothing of it may be watched, learn
+        or drop anything."""
+        if not self.together or x.shape[1] != 1 or self.training or torch.is_grad_enabled():
             return None
-        plan: Plan | None = vars(self).pop("_last", None)  # nobody else has it now
+        known = native.native(x)
+        if known is None:
+            return None
+        plan = self._last.pop() if self._last else None  # nobody else has it now
         if plan and not plan.same():
-            self._anew()
             plan = None
         after = plan.again(x, state, context) if plan else None
         if plan is None or after is None:
@@ -311,13 +303,18 @@ class Stack(nn.Module):
                 return None
             plan, after = found
         y = plan.program.run(known, flat(x)).view(x.shape)
-        vars(self)["_last"] = plan
+        self._last[:] = [plan]
         return y, after
 
     def _plan(self, x: Tensor, state: tuple, context: Context) -> tuple[Plan, tuple] | None:
+        if any(module.training or hooked(module) for module in self.modules()):
+            return None
+        order = self._order()
+        if any(tap.watchers for tap, _ in order):
+            return None
         end = _gauges((self.norm,), x)
         branches, gauges, after = [], [], []
-        for (_, parts), part_state in zip(self._order, state, strict=True):
+        for (_, parts), part_state in zip(order, state, strict=True):
             new = []
             for (mixer, around), own in zip(parts, part_state, strict=True):
                 both = None if around is None else _gauges(around, x)
@@ -328,8 +325,8 @@ class Stack(nn.Module):
                 gauges.append(both)
                 new.append(plan[1])
             after.append(tuple(new))
-        mixers = [[mixer for mixer, _ in parts] for _, parts in self._order]
-        return Plan(native.Program(branches, gauges, *(end or ())), mixers, self._weights, x), tuple(after)
+        mixers = [[mixer for mixer, _ in parts] for _, parts in order]
+        return Plan(native.Program(branches, gauges, *(end or ())), mixers, self, x), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """As `select`, but `state` is given up."""
@@ -344,23 +341,34 @@ class Stack(nn.Module):
 
 
 class Plan:
-    """A step of a stack by one call of a kernel, kept for the next one as long as all is as it was."""
+    """A step of a stack by one call of a kernel, kept for the next one as long as nothing in the stack is touched."""
 
-    def __init__(self, program: native.Program, mixers: list[list[Mixer]], weights: list[Tensor], x: Tensor):
-        self.program, self.mixers, self.weights = program, mixers, weights
+    def __init__(self, program: native.Program, mixers: list[list[Mixer]], stack: Stack, x: Tensor):
+        self.program, self.mixers = program, mixers
         self.rows, self.dtype = x.shape[0], x.dtype
-        self.changing = [weight for weight in weights if not weight.is_inference()]  # the others cannot tell
-        self.inside, self.where = self._inside(), self._where()
+        modules = [vars(module) for module in stack.modules()]
+        inside = [own[name] for own in modules for name in ("_modules", "_parameters", "_buffers")]
+        taps = [module.watchers for module in stack.modules() if isinstance(module, Tap)]
+        self.empty = [*taps, *(own[name] for own in modules for name in HOOKS), *(held for held in inside if not held)]
+        self.held = [*modules, *filter(None, inside)]
+        self.before = [dict(held) for held in self.held]
+        self.weights = [t for own in modules for t in own["_parameters"].values() if t is not None]
+        self.changing = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
+        self.where = self._where()
 
     def same(self) -> bool:
-        """Whether the maps and their weights are those that it was made of."""
-        return self._inside() == self.inside and self._where() == self.where
+        """Whether all is as it was when the plan was made: the attributes, submodules, parameters, hooks and watchers
+        of every module, and where the weights lie and what they are."""
+        if any(self.empty):
+            return False
+        try:
+            return all(map(eq, self.held, self.before)) and self._where() == self.where
+        except RuntimeError:  # another tensor stands where one stood
+            return False
 
-    def _inside(self) -> list[list[Any]]:
-        return [list(mixer._modules.values()) for mixers in self.mixers for mixer in mixers]
-
-    def _where(self) -> tuple[list[int], list[int]]:
-        return [weight.data_ptr() for weight in self.weights], [weight._version for weight in self.changing]
+    def _where(self) -> tuple[list[int], list[int], bool]:
+        places = [weight.data_ptr() for weight in self.weights]
+        return places, [weight._version for weight in self.changing], all(map(Tensor.is_contiguous, self.weights))
 
     def again(self, x: Tensor, state: tuple, context: Context) -> tuple | None:
         """For this step: the state after it. None: it does not fit."""

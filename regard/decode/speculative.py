@@ -151,6 +151,7 @@ def speculate(
             state = after
             for row in rows:
                 known[row] = len(said[row]) - 1
+        del after  # so that the next step can use its buffers
     ended = [words[-1] == request.end for words in said]
     return [
         Hypothesis(words[:-1] if done else words, log, log, done)

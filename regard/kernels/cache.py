@@ -17,7 +17,8 @@ AHEAD = 24  # slots that there is room for besides those in use: memory that is 
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions that may still be looked at."""
+    """Keys and values of the positions that may still be looked at. Layers share `at` and `held`, so these are never
+    written in place; keys and values are."""
 
     keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
     values: Tensor  # (batch, slots + 1, kv_heads, dim)
@@ -120,6 +121,12 @@ def _longer(tensor: Tensor, more: int) -> Tensor:
     return longer
 
 
+def grown(tensor: Tensor, slots: int) -> Tensor:
+    """tensor (rows, slots + 1, ...), whose last slot takes what is not real, with at least so many slots."""
+    have = tensor.shape[1] - 1
+    return tensor if slots <= have else _longer(tensor, max(_round(slots), have + have // 2) - have)
+
+
 def _round(slots: int) -> int:
     return -(-slots // ROUND) * ROUND
 
@@ -131,6 +138,11 @@ def shared(slot: Tensor) -> Tensor | int:
         return slot
     one = int(slot[0, 0])
     return one if len(slot) == 1 or bool((slot == one).all()) else slot
+
+
+def with_written(table: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
+    """A copy of table (batch, slots) of whole numbers in which table[row, slot[row, i]] = new[row, i]."""
+    return write(table.clone(), slot, new)
 
 
 def write(cache: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:

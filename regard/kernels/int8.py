@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Head, Model, Position, UserError, native
 from regard.core.passes import exchange
-from regard.core.product import few, flat, plain
+from regard.core.product import few, flat, is_plain_linear
 
 ROUNDED = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 STEPS = 63  # of an input, on each side of zero
@@ -101,7 +101,7 @@ def quantise(model: Model) -> Model:
     places = {m for position in model.modules() if isinstance(position, Position) for m in position.modules()}
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
-        if not plain(module) or module in places or path.partition(".")[0] == "head":
+        if not is_plain_linear(module) or module in places or path.partition(".")[0] == "head":
             return None
         return Int8Linear(module.weight, module.bias)
 

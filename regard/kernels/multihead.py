@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from weakref import ref
 
 import torch
@@ -30,11 +29,11 @@ from regard.core import (
 from regard.core.native import Branch, Map, Spin, able, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
-from regard.core.product import alone, learns, maps
+from regard.core.product import alone, inside_hooked, learns, maps
 
 from . import blocks
 from .attend import Attend
-from .cache import Cache, Source, shared, write
+from .cache import Cache, Source, shared, with_written, write
 from .sdpa import native_for
 from .see import See
 from .segments import pieces
@@ -208,6 +207,12 @@ class MultiHead(Mixer[Cache | Source]):
         """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
         return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
 
+    def can_return(self, begin: int, end: int) -> bool:
+        """Slots are taken over once no query of a step of CHUNK positions wants their keys any more."""
+        if self.over == "memory" or begin == 0 or end - begin <= CHUNK:
+            return True
+        return end <= slots(self.pattern, end, CHUNK).reused
+
     def step(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Tensor, Cache | Source]:
         if found := alone(self, x, state, context):
             return found
@@ -303,30 +308,31 @@ class MultiHead(Mixer[Cache | Source]):
             state = Cache(state.keys, state.values, at, see.held)
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
 
-    @cached_property
+    @property
     def _plain(self) -> bool:
         """Whether nothing is done to queries, keys and values but maps, a factor, and turns of the first two."""
         acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
         idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
         own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
-        return own and idle and not acts and not self.position.asks and self.score.factor is not None
+        asks = acts or self.position.asks or self.score.factor is None
+        return own and idle and not asks and not inside_hooked(self)
 
-    @cached_property
+    @property
     def _places_learn(self) -> bool:
         return any(True for _ in self.position.parameters())
 
-    @cached_property
+    @property
     def _causal(self) -> bool:
         return self.over == "self" and self.pattern.causal
 
-    @cached_property
+    @property
     def _spins(self) -> bool:
         return self.over == "self" and type(self.position).spin is not Position.spin
 
     def _spin(self, context: Context, x: Tensor) -> Spin | None:
         return self.position.spin(context, x.dtype) if self._spins else None
 
-    @cached_property
+    @property
     def _biased(self) -> bool:
         return self.position.acts("bias")
 
@@ -368,11 +374,11 @@ class MultiHead(Mixer[Cache | Source]):
             slot = torch.where(context.valid, slot, state.room)
             now = torch.where(context.valid, now, -1)
         here = shared(slot)
-        at = write(state.at, here, now)
+        at = with_written(state.at, here, now)
         there = at[:, : where.counts[max(context.last, 0)]]
         held = state.held
         if held is not None:
-            held = write(held, here, torch.arange(len(held), device=held.device)[:, None])
+            held = with_written(held, here, torch.arange(len(held), device=held.device)[:, None])
         return here, at, See(self._pattern(context), context.positions, there, holes=True, known={}, held=held)
 
     def _pattern(self, context: Context) -> Pattern:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from regard.core import Norm, Pass, UserError, part, restore
 from regard.core.errors import nearest, short
 from regard.core.passes import exchange
-from regard.core.product import plain
+from regard.core.product import is_plain_linear
 from regard.core.recipe import must_be_new, save_beside
 
 LEAST = 1e-5  # of s and m, so that nothing is divided by zero
@@ -58,7 +58,7 @@ class Bitnet(Pass):
 
     def __call__(self, model: nn.Module) -> None:
         def change(path: str, module: nn.Module) -> nn.Module | None:
-            if not plain(module) or any(fnmatch(path, name) for name in self.keep):
+            if not is_plain_linear(module) or any(fnmatch(path, name) for name in self.keep):
                 return None
             if self.packed:
                 return PackedLinear(module.in_features, module.out_features, module.bias is not None, self.norm)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.core import Dropout, Pass, UserError, restore
 from regard.core.errors import short
 from regard.core.passes import exchange
-from regard.core.product import plain
+from regard.core.product import is_plain_linear
 from regard.core.recipe import must_be_new, save_beside
 
 LETTERS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # maps of an attention
@@ -62,7 +62,7 @@ class Lora(Pass):
             return parent in attentions and name in [LETTERS[letter] for letter in self.on]
 
         def change(path: str, module: nn.Module) -> nn.Module | None:
-            if not plain(module) or not chosen(path):
+            if not is_plain_linear(module) or not chosen(path):
                 return None
             return LoraLinear.of(module, self.rank, self.alpha, self.dropout)
 

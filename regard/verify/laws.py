@@ -6,6 +6,11 @@
     select     choosing rows and stepping is stepping and choosing rows
     join       rows of several batches go on together as they would have alone
     again      a step that is taken back leaves no trace
+    long       the same as cuts beyond every window, block, segment and eviction, in few long steps and many short ones
+    branches   from one state several others go on, and each is right whatever the others do; or it is refused
+    capacity   a state that was started for fewer positions grows, and a step of nothing is nothing
+    dropout    a step in training mode drops what the whole would
+    edited     whatever is done to the modules and weights of a model, before or while it decodes, counts at once
     gradients  finite, and the same through steps as through the whole
     cost       flops and state bytes equal what is counted
 
@@ -15,13 +20,32 @@ They run in float64, where a true equality is 1e-9 or better and a mistake of on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Context, Memory, Mixer, Model, Score, State, Towers, apart, join, select, state_bytes
+from regard.core import (
+    Context,
+    Dropout,
+    Embed,
+    Memory,
+    Mixer,
+    Model,
+    Score,
+    State,
+    Towers,
+    UserError,
+    apart,
+    join,
+    native,
+    select,
+    state_bytes,
+)
+from regard.core.mixer import each
 from regard.kernels import Attend
 
 LIMIT = 1e-9
@@ -82,19 +106,19 @@ class Subject:
         if self.is_model:
             return self.module.start(batch, capacity, memory=memory)  # type: ignore[operator,union-attr]
         context = Context.begin(batch, 0, memory=memory)
-        return State(torch.zeros(batch, dtype=torch.long), self.module.start(context, capacity))  # type: ignore
+        return State.of_new_buffers(torch.zeros(batch, dtype=torch.long), self.module.start(context, capacity))  # type: ignore
 
     def step(self, x: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, State]:
         if self.is_model:
             return self.module.step(x, state, valid)  # type: ignore[operator,union-attr]
         context = Context.after(state.lengths, x.shape[1], valid=valid)
         y, inner = self.module.step(x, state.layers, context)  # type: ignore[operator,union-attr]
-        return y, State(state.lengths + context.lengths, inner)
+        return y, State.of_new_buffers(state.lengths + context.lengths, inner)
 
     def reorder(self, state: State, rows: Tensor) -> State:
         if self.is_model:
             return self.module.reorder(state, rows)  # type: ignore[operator,union-attr]
-        return State(state.lengths[rows], self.module.reorder(state.layers, rows))  # type: ignore[operator,union-attr]
+        return State.of_new_buffers(state.lengths[rows], self.module.reorder(state.layers, rows))  # type: ignore[operator,union-attr]
 
 
 def differ(one: Tensor, two: Tensor) -> float:
@@ -153,6 +177,129 @@ def cuts(subject: Subject, time: int = 23, batch: int = 4, most: int = 6) -> Fin
             steps = stepwise(subject, x, lengths, memory, largest)
             worst = max(worst, differ(steps[valid], whole[valid]))
     return Finding("cuts", worst, LIMIT, f"{batch} rows of up to {time} positions in random steps")
+
+
+LONG = 420  # positions: beyond what any recipe of size tiny keeps, blocks or counts by
+
+
+def _reach(subject: Subject, time: int) -> int:
+    return min(time, getattr(subject.module, "limit", None) or time)
+
+
+def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
+    """With kernels and without, rows at different places: few long steps, some of middle length, then single ones."""
+    time = _reach(subject, time)
+    x, memory = subject.inputs(batch, time), subject.memory(batch)
+    lengths = torch.tensor([time, *torch.randint(time // 2, time, (batch - 1,)).tolist()])
+    valid = torch.arange(time)[None] < lengths[:, None]
+    worst = 0.0
+    with torch.no_grad():
+        whole = subject.whole(x, valid, memory)
+        for switch in (nullcontext, native.disabled):
+            with switch():
+                for most in (time, time // 3):
+                    steps = stepwise(subject, x, lengths, memory, most)
+                    worst = max(worst, differ(steps[valid], whole[valid]))
+                worst = max(worst, differ(_then_single(subject, x, memory), subject.whole(x, None, memory)))
+    return Finding("long", worst, LIMIT, f"{batch} rows of up to {time} positions, with kernels and without")
+
+
+def _then_single(subject: Subject, x: Tensor, memory: Memory | None, single: int = 70) -> Tensor:
+    """The outputs of two long steps, and of single ones after them."""
+    time = x.shape[1]
+    first = max((time - single) // 4, 1)
+    cuts_at = [0, first, max(time - single, first + 1), *range(max(time - single, first + 1) + 1, time + 1)]
+    state, outputs = subject.start(len(x), time, memory), []
+    for begin, end in pairwise(cuts_at):
+        y, state = subject.step(x[:, begin:end], state, None)
+        outputs.append(y)
+    return torch.cat(outputs, 1)
+
+
+def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
+    """From a state S to S1 and to S2, on with S1, with S2 and with S again, and back from far beyond. Rows stand at
+    different places. What cannot be gone back to is refused, never wrong."""
+    time = _reach(subject, time)
+    x, memory, worst, refused = subject.inputs(batch, time), subject.memory(batch), 0.0, 0
+    rows, cut = torch.arange(batch), torch.tensor([time // 4 - 3 * row for row in range(batch)])
+
+    def after(state: State, new: Tensor) -> tuple[Tensor, State]:
+        """One step for all rows, and how far it is from the whole of what each row has then read."""
+        nonlocal worst
+        y, following = subject.step(new, state, None)
+        read[id(following)] = [torch.cat((old, own)) for old, own in zip(read[id(state)], new, strict=True)]
+        alive.append(following)
+        for row in rows.tolist():
+            whole = subject.whole(read[id(following)][row][None], None, rows_of(memory, rows[row : row + 1]))
+            worst = max(worst, differ(y[row], whole[0, -new.shape[1] :]))
+        return y, following
+
+    with torch.no_grad():
+        valid = torch.arange(int(cut.max()))[None] < cut[:, None]
+        alive, read = [], {}
+        for _ in range(3):
+            _, base = subject.step(x[:, : int(cut.max())], subject.start(batch, time, memory), valid)
+            read[id(base)] = [x[row, : int(cut[row])] for row in rows]
+            alive.append(base)
+        for state, far in ((alive[0], 40), (alive[1], time - int(cut.max()) - 9)):
+            after(state, subject.inputs(batch, far))
+            try:
+                after(state, subject.inputs(batch, 1))
+            except UserError:
+                refused += 1
+        _, one = after(base, subject.inputs(batch, 5))
+        _, two = after(base, subject.inputs(batch, 1))
+        _, three = after(two, subject.inputs(batch, 1))
+        for state in (one, two, three, base, one):
+            after(state, subject.inputs(batch, 1))
+    return Finding("branches", worst, LIMIT, f"several ways on from one state, {refused} of them refused")
+
+
+def capacity(subject: Subject, time: int = 90, batch: int = 2) -> Finding:
+    time = _reach(subject, time)
+    x, memory, worst = subject.inputs(batch, time), subject.memory(batch), 0.0
+    with torch.no_grad():
+        whole = subject.whole(x, None, memory)
+        for room in (0, 1, 7):
+            state, begin = subject.start(batch, room, memory), 0
+            for count in (1, 0, 2, 9, 1, 1, 0, time - 14):
+                y, state = subject.step(x[:, begin : begin + count], state, None)
+                worst = max(worst, differ(y, whole[:, begin : begin + count]))
+                if y.shape != (batch, count, *whole.shape[2:]):
+                    worst = float("inf")
+                begin += count
+    return Finding("capacity", worst, LIMIT, "states that were started for fewer positions, and steps of nothing")
+
+
+def drops(subject: Subject, batch: int = 2) -> Finding:
+    """In training mode, without gradients, single steps differ from draw to draw; in eval mode they do not."""
+    module = subject.module
+    rates = [(m, "rate") for m in module.modules() if isinstance(m, Dropout)]
+    rates += [(m, "dropout") for m in module.modules() if isinstance(m, Attend)]
+    before = [getattr(m, name) for m, name in rates]
+    within = set(module.stack.modules())  # type: ignore[union-attr]
+    x, memory = subject.inputs(batch, 6), subject.memory(batch)
+    found = []
+    try:
+        for (m, name), rate in zip(rates, before, strict=True):
+            setattr(m, name, 0.5 if rate and m in within else 0.0)
+        for training in (True, False):
+            module.train(training)
+            outputs = []
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                with torch.no_grad():
+                    _, state = subject.step(x[:, :4], subject.start(batch, 6, memory), None)
+                    state = State.of_new_buffers(state.lengths, each(state.layers, torch.zeros_like))
+                    outputs.append(subject.step(x[:, 4:5], state, None)[0])
+            found.append(differ(*outputs))
+    finally:
+        module.eval()
+        for (m, name), rate in zip(rates, before, strict=True):
+            setattr(m, name, rate)
+    expected = any(rate for (m, _), rate in zip(rates, before, strict=True) if m in within)
+    right = found[1] == 0 and (found[0] > 1e-3 or not expected)
+    return Finding("dropout", 0.0 if right else float("inf"), LIMIT, "single steps in training mode")
 
 
 def alone(subject: Subject, time: int = 13, batch: int = 4) -> Finding:
@@ -272,10 +419,46 @@ def gradients(subject: Subject, time: int = 9, batch: int = 3) -> Finding:
     whole = run(lambda memory: subject.whole(x, valid, memory))
     worst = max((0.0 if bool(torch.isfinite(g).all()) else float("inf") for g in whole), default=0.0)
     if subject.streams:
-        steps = run(lambda memory: stepwise(subject, x, lengths, memory, 4))
-        worst = max([worst, *(differ(a, b) for a, b in zip(steps, whole, strict=True))])
+        for most in (4, time):
+            steps = run(lambda memory, most=most: stepwise(subject, x, lengths, memory, most))
+            worst = max([worst, *(differ(a, b) for a, b in zip(steps, whole, strict=True))])
     module.zero_grad()
     return Finding("gradients", worst, LIMIT * 10, "finite" + (", and equal through steps" if subject.streams else ""))
+
+
+def long_gradients(subject: Subject) -> Finding:
+    """Through few long steps; and through single ones where embeddings do not learn, so that no input does."""
+    found = gradients(subject, _reach(subject, 200), 2)
+    embeds = [m for m in subject.module.modules() if isinstance(m, Embed)]
+    frozen = [p for embed in embeds for p in embed.parameters()]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    worst = max(found.worst, _single_gradients(subject).worst)
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    return Finding("long gradients", worst, found.limit, "through long steps, and through single ones of frozen embeds")
+
+
+def _single_gradients(subject: Subject, time: int = 5, batch: int = 2) -> Finding:
+    x, leaves = subject.inputs(batch, time), [p for p in subject.module.parameters() if p.requires_grad]
+
+    def run(single: bool) -> list[Tensor]:
+        torch.manual_seed(7)
+        memory = subject.memory(batch)
+        if single:
+            state, outputs = subject.start(batch, time, memory), []
+            for at in range(time):
+                y, state = subject.step(x[:, at : at + 1], state, None)
+                outputs.append(y)
+            y = torch.cat(outputs, 1)
+        else:
+            y = subject.whole(x, None, memory)
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        found = torch.autograd.grad((y * weights).sum(), leaves, allow_unused=True)
+        return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+
+    worst = max(differ(a, b) for a, b in zip(run(True), run(False), strict=True))
+    return Finding("gradients", worst, LIMIT * 10)
 
 
 def count_flops(module: nn.Module, run: Callable[[], Any]) -> float:
@@ -342,7 +525,12 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
 
 def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     """The laws that concern it, by name."""
+    from . import edits
+
     stepping = {"cuts": cuts, "causal": causal, "select": selects, "reorder": reorders, "join": joins, "again": again}
+    if subject.is_model:  # whose states are worth more than those of its parts
+        stepping |= {"long": long, "branches": branches, "capacity": capacity, "dropout": drops}
+        stepping |= {"long gradients": long_gradients, "edited": edits.edited}
     return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import Mixer, Place, part
+from regard.core import Mixer, Place, Stack, part, product, stack
 from regard.core import context as contexts
 from regard.core import pattern as patterns
 from regard.core.mixer import under
@@ -15,7 +15,7 @@ from regard.core.pattern import Slots
 from regard.kernels import cache, multihead
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
-from regard.verify import laws
+from regard.verify import edits, laws
 
 
 def make(**given) -> Mixer:
@@ -137,3 +137,89 @@ def expire() -> None:
     for remembered in vars(patterns).values():
         if hasattr(remembered, "cache_clear"):
             remembered.cache_clear()
+
+
+def long_steps_in_one_piece(patch):
+    """A long step drops keys before the queries that want them."""
+    patch.setattr(multihead, "pieces", lambda x, context, size: [(x, context)])
+
+
+def tables_of_slots_written_in_place(patch):
+    """Layers that share a table of slots find there what an earlier layer wrote for later columns."""
+    patch.setattr(multihead, "with_written", multihead.write)
+
+
+def steps_that_drop_nothing(patch):
+    """The fused step is taken in training mode."""
+    real = Stack._at_once
+
+    def at_once(self, x, state, context):
+        modules = [module for module in self.modules() if module.training]
+        for module in modules:
+            module.training = False
+        try:
+            return real(self, x, state, context)
+        finally:
+            for module in modules:
+                module.training = True
+
+    patch.setattr(Stack, "_at_once", at_once)
+
+
+def steps_without_gradients(patch):
+    """The fused step is taken where weights learn, but no input does."""
+    real = Stack._at_once
+
+    def at_once(self, x, state, context):
+        with torch.no_grad():
+            return real(self, x, state, context)
+
+    patch.setattr(Stack, "_at_once", at_once)
+
+
+def states_that_share_buffers(patch):
+    """Every state writes where the one before it wrote."""
+    patch.setattr(regard.core.Model, "_with_free_buffers", lambda self, state: state)
+
+
+def old_states_that_lost_keys(patch):
+    """A cache that forgets is believed to remember all."""
+    patch.setattr(multihead.MultiHead, "can_return", lambda self, begin, end: True)
+
+
+def plans_of_another_model(patch):
+    """A fused step is planned once and for all."""
+    patch.setattr(stack.Plan, "same", lambda self: True)
+
+
+def biases_side_by_side(patch):
+    """The numbers of a bias are believed to lie side by side."""
+    patch.setattr(product, "_lies_plain", lambda weight, bias: weight.is_contiguous())
+    patch.setattr(torch.Tensor, "contiguous", lambda self: self)
+
+
+OF_MODELS = [
+    (long_steps_in_one_piece, "local", laws.long),
+    (tables_of_slots_written_in_place, "transformer-xl", laws.long),
+    (steps_that_drop_nothing, "gpt2", laws.drops),
+    (steps_without_gradients, "gpt2", laws.long_gradients),
+    (states_that_share_buffers, "gpt2", laws.branches),
+    (old_states_that_lost_keys, "local", laws.branches),
+    (plans_of_another_model, "gpt2", edits.edited),
+    (biases_side_by_side, "gpt2", edits.edited),
+]
+
+
+@pytest.mark.parametrize(("mutation", "name", "law"), OF_MODELS, ids=lambda value: getattr(value, "__name__", ""))
+def test_caught_in_models(mutation, name, law, monkeypatch):
+    def holds() -> bool:
+        torch.manual_seed(0)
+        subject = laws.Subject(regard.build(name, size="tiny", vocab=61))
+        try:
+            return law(subject).holds
+        except (IndexError, KeyError, RuntimeError, regard.UserError):
+            return False
+
+    assert holds(), "the unbroken code must obey"
+    mutation(monkeypatch)
+    assert not holds(), f"{mutation.__name__}: {mutation.__doc__} Nothing noticed."

@@ -22,7 +22,8 @@ def xlnet(golden: Golden) -> list[Finding]:
     empty = begin(model, batch, count)
     at = torch.arange(count).expand(batch, count)
     layers = [(state._replace(x=x, at=at), *rest) for x, (state, *rest) in zip(past, empty.layers, strict=True)]
-    _, queries, after = ask(model, tokens, asked, State(empty.lengths, tuple(layers)), pattern=order, segments=segments)
+    state = State.of_new_buffers(empty.lengths, tuple(layers))
+    _, queries, after = ask(model, tokens, asked, state, pattern=order, segments=segments)
     outputs = {"query_logits": model.head(queries, Context.begin(*asked.shape))}
     outputs["content_logits_nomem"] = model(tokens, segments=segments)
     for i, (state, *_) in enumerate(after.layers):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Norm, Score, UserError
 from regard.kernels import See
-from regard.kernels.cache import write
+from regard.kernels.cache import grown, write
 from regard.kernels.multihead import MultiHead
 
 
@@ -179,11 +179,10 @@ class Compressed(MultiHead):
         if not self.causal:
             raise UserError("compressed attention with causal = false needs the whole sequence, so it does not step")
         self._check(context)
-        f, begin, slots = self.factor, context.positions[:, :1], state.keys.shape[1] - 2
-        if (context.last + 1) // f > slots:
-            raise UserError(f"the state was started for fewer positions than {context.last + 1}: give more capacity")
+        f, begin, rest = self.factor, context.positions[:, :1], state.rest
+        keys, values = (grown(tensor, 1 + (context.last + 1) // f) for tensor in state[:2])
+        slots = keys.shape[1] - 2
         gathered = self.gathered(x)
-        keys, values, rest = state
         if self.first_key is None and bool((begin == 0).any()):
             slot = torch.where((begin == 0) & (context.lengths[:, None] > 0), 0, slots + 1)
             key, value = self.seen_by_all(gathered)

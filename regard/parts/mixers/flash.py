@@ -121,9 +121,12 @@ class Flash(Mixer[Chunk]):
             after = self._sum(far_k, values, real & later)
         full = (inside[:, 0] + context.lengths >= size)[:, None, None]
         slot = torch.where(real, at % size, size)
+        keys, stored = state.keys, state.values
+        if bool(later.any()):  # the next chunk takes the slots of this one, and the step may be taken back
+            keys, stored = keys.clone(), stored.clone()
         state = Chunk(
-            write(state.keys, slot, near_k),
-            write(state.values, slot, values),
+            write(keys, slot, near_k),
+            write(stored, slot, values),
             torch.where(full, after, own),
             torch.where(full, state.past + own, state.past),
         )

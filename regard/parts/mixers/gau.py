@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
 from regard.core.errors import nearest
 from regard.kernels import See
-from regard.kernels.cache import write
+from regard.kernels.cache import grown, write
 from regard.kernels.gated import BENDS, Unit, position_for
 from regard.kernels.reference import soft
 
@@ -98,14 +98,14 @@ class Gau(Mixer[Past]):
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this unit does not step")
-        room, count = state.keys.shape[1] - 1, context.last + 1
-        if count > room:
-            raise UserError(f"the cache was started for {room} positions, fewer than {count}: give a larger capacity")
+        count = context.last + 1
+        keys, stored = grown(state.keys, count), grown(state.values, count)
+        room = keys.shape[1] - 1
         at = context.positions
         values, gates, (q, k) = self.unit.enter(x)
         k = self.position.key(k[:, None], at)[:, 0]
         slot = at if context.valid is None else torch.where(context.valid, at, room)
-        state = Past(write(state.keys, slot, k), write(state.values, slot, values))
+        state = Past(write(keys, slot, k), write(stored, slot, values))
         key_at = torch.arange(count, device=x.device)[None]
         see = See(self._pattern(context), at, key_at)
         return self._look(q, gates, state.keys[:, :count], state.values[:, :count], see), state

@@ -23,7 +23,7 @@ from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, 
 from regard.core.parts import name_of
 from regard.core.pattern import pairs
 from regard.kernels import Attend, See
-from regard.kernels.cache import write
+from regard.kernels.cache import grown, write
 from regard.kernels.fading import exact, with_ones
 from regard.kernels.segments import Turn, cut, join, turns
 
@@ -104,8 +104,7 @@ class Infini(Mixer[Past]):
         q, k, v = (m(x).unflatten(-1, (self.heads, self.dim)) for m in (self.q, self.k, self.v))
         made, outputs = turns(context, self.segment), []
         for turn, *own in zip(made, *(cut(t, made) for t in (q, k, v)), strict=True):
-            if turn.end >= state.keys.shape[1]:
-                raise UserError("the state was started for fewer positions: give a larger capacity")
+            state = Past(grown(state.keys, turn.end), grown(state.values, turn.end), state.memory)
             full = (turn.count > 0) & (turn.begin >= self.segment) & (turn.inside == 0)
             if bool(full.any()):
                 memory = torch.where(full[:, None, None, None], self.absorb(state), state.memory)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Tap, UserError, part
 from regard.kernels import lsh
-from regard.kernels.cache import write
+from regard.kernels.cache import grown, write
 
 FEW = 64  # a step of more positions than this sorts the whole sequence again
 
@@ -167,9 +167,9 @@ class Lsh(Mixer[Hashed]):
         if not self.streams:
             raise UserError("with cut = 'chunks' what a position sees depends on later ones, so this lsh does not step")
         self._check(context)
-        room, known = state.keys.shape[1] - 1, max(context.last + 1, 1)
-        if context.last >= room:
-            raise UserError(f"the state was started for {room} positions, and here is one more: give more capacity")
+        known = max(context.last + 1, 1)
+        state = Hashed(*(grown(tensor, known) for tensor in state))
+        room = state.keys.shape[1] - 1
         q, k, v = self.prepared(x)
         buckets = self.hashed(q).int()
         slot = context.positions

@@ -48,7 +48,7 @@ class S4(StateSpace):
 
     def system(self) -> LowRank:
         rate = 2 * (-self.log_dt.to(self.exact)).exp()[:, None]
-        b, c, p = (torch.view_as_complex(t.to(self.exact)) for t in (self.b, self.c, self.p))
+        b, c, p = (torch.view_as_complex(t.to(self.exact).contiguous()) for t in (self.b, self.c, self.p))
         return LowRank(self.poles, p, b, c, rate)
 
     def system_flops(self, length: int, chunk: int) -> int:

@@ -75,7 +75,7 @@ class S4d(StateSpace):
 
     def system(self) -> Diagonal:
         poles, dt = self.poles, self.log_dt.to(self.exact).exp()[:, None]
-        b, c = (torch.view_as_complex(t.to(self.exact)) for t in (self.b, self.c))
+        b, c = (torch.view_as_complex(t.to(self.exact).contiguous()) for t in (self.b, self.c))
         if self.rule == "zoh":
             return Diagonal(dt * poles, b * torch.expm1(dt * poles) / poles, c)
         half = dt * poles / 2

@@ -21,7 +21,7 @@ from regard.core import Context, Cost, Empty, Growth, Mixer, Norm, Pattern, Plac
 from regard.core.parts import make, name_of
 from regard.core.pattern import pairs
 from regard.kernels import See
-from regard.kernels.cache import write
+from regard.kernels.cache import grown, write
 from regard.kernels.multihead import MultiHead
 
 CAUSAL = Pattern.parse("causal")
@@ -137,13 +137,13 @@ class Yoco(Mixer[Once]):
         return Once(self.first.start(context, capacity), k, v, self.second.start(context, capacity))
 
     def step(self, x: Tensor, state: Once, context: Context) -> tuple[Tensor, Once]:
-        room, count = state.keys.shape[1] - 1, max(context.last, 0) + 1
-        if count > room:
-            raise UserError(f"the cache was started for fewer positions than {count}: give a larger capacity")
+        count = max(context.last, 0) + 1
+        keys, values = grown(state.keys, count), grown(state.values, count)
+        room = keys.shape[1] - 1
         h, first = self.first.step(x, state.first, context)
         k, v = self.cached(h, context.positions, context.valid)
         slot = context.positions if context.valid is None else torch.where(context.valid, context.positions, room)
-        k, v = write(state.keys, slot, k), write(state.values, slot, v)
+        k, v = write(keys, slot, k), write(values, slot, v)
         at = torch.arange(count, device=x.device)[None]  # whoever looks at a slot stands behind it, so it is real
         served = _serve(context, k[:, :count], v[:, :count], See(CAUSAL, context.positions, at))
         y, second = self.second.step(h, state.second, served)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError
 from regard.core.position import angles, speeds
+from regard.core.product import is_plain_linear
 
 
 class TransformerXL(Position):
@@ -63,7 +64,7 @@ class TransformerXL(Position):
         low, high = (int(end) for end in far.aminmax())
         angle = angles(torch.arange(low, high + 1, device=q.device), self.rates)
         places = torch.cat((angle.sin(), angle.cos()), -1).to(q.dtype)  # (distances, width)
-        if self._work(q.shape[0] * q.shape[2], len(places))[0]:
+        if self._work(q.shape[0] * q.shape[2], len(places))[0] or not is_plain_linear(self.of_place):
             each = q @ self.of_place(places).unflatten(-1, (self.heads, self.dim)).permute(1, 2, 0)
         else:
             each = q @ self.of_place.weight.unflatten(0, (self.heads, self.dim)) @ places.mT

@@ -63,7 +63,8 @@ class Permuted:
 def begin(model: Model, rows: int, place: int = 0) -> State:
     """Nothing is remembered; the next token stands at `place`."""
     device = next(model.parameters()).device
-    return State(torch.full((rows,), place, device=device), model.stack.start(Context.begin(rows, 0, device), 0))
+    layers = model.stack.start(Context.begin(rows, 0, device), 0)
+    return State.of_new_buffers(torch.full((rows,), place, device=device), layers)
 
 
 def ask(
@@ -90,7 +91,7 @@ def ask(
     )
     x = model.embed(torch.cat((tokens, torch.full_like(at, -1)), 1), context)
     x, layers = model.stack.step(x, state.layers, context)
-    return x[:, :n], x[:, n:], State(state.lengths + context.lengths, layers)
+    return x[:, :n], x[:, n:], State.of_new_buffers(state.lengths + context.lengths, layers)
 
 
 def fits(model: Model) -> None:

@@ -35,7 +35,7 @@ class Segments:
         state = self.memory.before(batch, lambda rows: model.start(rows, enough(model)))
         context = Context.after(state.lengths, batch.tokens.shape[1], valid=batch.valid)
         x, layers = model.stack.step(model.embed(batch.tokens, context), state.layers, context)
-        self.memory.keep(batch, State(state.lengths + context.lengths, layers))
+        self.memory.keep(batch, State.of_new_buffers(state.lengths + context.lengths, layers))
         return Loss(*of_tokens(model, x, context, batch.targets, self.smoothing), batch.count)
 
     def state(self) -> dict[str, Tensor]:

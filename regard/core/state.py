@@ -1,0 +1,94 @@
+"""The state of a model between two steps. Any state may be stepped from, any number of times and in any order: tree
+search, beams and drafts that are taken back rely on it.
+
+A step writes its keys and values into the buffers of the state that it was given, so several states share buffers. Each
+state holds a `Version`, and all that share buffers one `History`. A step from a state that is not the newest one alive
+gets buffers of its own; where the newer ones are gone, it overwrites what they wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from .mixer import join, select
+
+
+class History:
+    """What happened to some buffers.
+
+    alive:    the versions that states still hold, oldest first.
+    newest:   the number of the last version, whether it is alive or not.
+    furthest: (batch,) the end of what was ever written for each row.
+    """
+
+    def __init__(self, furthest: Tensor):
+        self.alive: list[ref[Version]] = []
+        self.newest = -1
+        self.furthest = furthest
+        self.given_up = False  # by `reorder`
+
+
+class Version:
+    """One state's claim to the buffers that it shares with others."""
+
+    def __init__(self, history: History):
+        history.alive = [*(one for one in history.alive if one() is not None), ref(self)]
+        history.newest += 1
+        self.history, self.number = history, history.newest
+
+    @classmethod
+    def of_new_buffers(cls, lengths: Tensor) -> Version:
+        return cls(History(lengths))
+
+    def after(self, lengths: Tensor) -> Version:
+        """Return the version of the state after a step that wrote into these buffers up to `lengths` (batch,)."""
+        self.history.furthest = torch.maximum(self.history.furthest, lengths)
+        return Version(self.history)
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether no step was taken from this state before."""
+        return self.number == self.history.newest
+
+    @property
+    def is_newest_alive(self) -> bool:
+        """Whether all states that were made from this one are gone."""
+        alive = [version for one in self.history.alive if (version := one()) is not None]
+        return alive[-1] is self
+
+    def __deepcopy__(self, memo: dict) -> Version:
+        """The tensors of a copied state are copies."""
+        return Version.of_new_buffers(self.history.furthest.clone())
+
+    def __reduce__(self) -> tuple:
+        return Version.of_new_buffers, (self.history.furthest,)
+
+
+class State(NamedTuple):
+    """Where every row of a batch stands."""
+
+    lengths: Tensor  # (batch,) positions taken so far
+    layers: tuple  # of every layer, of every branch
+    version: Version
+
+    @classmethod
+    def of_new_buffers(cls, lengths: Tensor, layers: tuple) -> State:
+        return cls(lengths, layers, Version.of_new_buffers(lengths))
+
+    def select(self, rows: Tensor) -> State:
+        """Return the state of these rows, in buffers of their own."""
+        return State.of_new_buffers(self.lengths[rows], select(self.layers, rows))
+
+    @staticmethod
+    def join(states: Sequence[State]) -> State:
+        lengths = torch.cat([state.lengths for state in states])
+        return State.of_new_buffers(lengths, join([state.layers for state in states]))
+
+    def copy(self) -> State:
+        """Return the same state in buffers of its own."""
+        return self.select(torch.arange(len(self.lengths), device=self.lengths.device))
