@@ -78,9 +78,9 @@ class Trainer:
             say(f"{self.learner.device.type} has no bfloat16, so this is float32")
         self.stop = Stop()
         self.journal: Journal | None = None
-        self.best: dict[str, Any] | None = None  # step, value and metrics
+        self.best: dict[str, Any] | None = None  # its step and metrics
         self.metrics: dict[str, float] = {}
-        self.waited = 0  # evaluations since the best
+        self.waited = 0  # evaluations since the metric last improved
         self.pending = False  # an evaluation was due and could not be finished
         self.setbacks = 0
         self._before, self._begun, self._saved = 0.0, time.perf_counter(), time.perf_counter()
@@ -189,7 +189,11 @@ class Trainer:
             self.save(due=save)
 
     def _evaluate(self) -> bool:
-        """Whether this is the best so far."""
+        """Return whether this model is the best so far: the one with the better metric; of several with an equal
+        metric the one with the lowest loss; of several with an equal loss, too, the latest.
+
+        Patience counts evaluations in which the metric did not improve. A lower loss at an equal metric is kept, but
+        does not reset it: who says `--metric exact --patience 5` wants to stop when exact match stands still."""
         if self.evaluate is None:
             return False
         begun = time.perf_counter()
@@ -207,11 +211,12 @@ class Trainer:
         self.metrics = {**found, "step": self.step}
         if self.journal:
             self.journal.evaluation(self.step, self.elapsed, found)
-        better = self.best is None or _rank(name, found[name]) > _rank(name, self.best["value"])
-        if better:
-            self.best = {"step": self.step, "value": found[name], "metrics": found}
-        self.waited = 0 if better else self.waited + 1
-        return better
+        rank, before = _rank(name, found), None if self.best is None else _rank(name, self.best["metrics"])
+        self.waited = 0 if before is None or rank[0] > before[0] else self.waited + 1
+        best = before is None or rank >= before
+        if best:
+            self.best = {"step": self.step, "metrics": found}
+        return best
 
     @property
     def folder(self) -> Path:
@@ -314,8 +319,11 @@ class Trainer:
         self.journal.flush()
 
 
-def _rank(metric: str, value: float) -> float:
-    """The higher the better."""
-    if math.isnan(value):
-        return -math.inf
-    return value if metric in HIGHER_IS_BETTER else -value
+def _rank(metric: str, found: dict[str, float]) -> tuple[float, float]:
+    """Return what evaluations are compared by, the higher the better: the metric, then the negative loss."""
+
+    def value(name: str) -> float:
+        one = found.get(name, math.nan)
+        return -math.inf if math.isnan(one) else one if name in HIGHER_IS_BETTER else -one
+
+    return value(metric), value("loss")

@@ -47,7 +47,9 @@ class Settings:
                    have passed without a checkpoint there is one more, which is not averaged.
     keep:          checkpoints that stay, besides the best.
     metric:        what `best` and early stopping look at: loss, or a metric that is measured by decoding, such as bleu.
-    patience:      evaluations without improvement before stopping; 0: never.
+                   Of checkpoints that tie, the one with the lowest loss is the best, then the latest.
+    patience:      evaluations without improvement of the metric before stopping; 0: never. A lower loss at the same
+                   metric is no improvement.
     seed:          of everything random.
     """
 

@@ -181,6 +181,55 @@ def test_patience(trainer, tmp_path, name, steps):
     assert one.step == steps
 
 
+class Scores:
+    """Give the metrics of a list of evaluations, one after the other."""
+
+    def __init__(self, *found):
+        self.found = iter(found)
+
+    def __call__(self, model):
+        return next(self.found)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "best"),
+    [
+        ("exact", [(0, 6.6), (0, 3.1), (0, 0.7), (0, 0.9)], 2),  # equal metric: the lower loss
+        ("exact", [(0, 0.7), (0, 0.7), (0, 0.9)], 1),  # equal loss as well: the later step
+        ("exact", [(0, 0.7), (5, 3.0), (5, 4.0)], 1),  # the metric comes first
+        ("exact", [(0, float("nan")), (0, 3.0), (0, float("nan"))], 1),
+        ("token_error", [(90, 0.9), (80, 2.0), (80, 1.0), (90, 0.1)], 2),
+        ("loss", [(0, 3.0), (0, 3.0), (0, 4.0)], 1),
+    ],
+)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_tie_goes_to_the_lower_loss_then_to_the_later_step(trainer, tmp_path, name, found, best, killed):
+    """The same checkpoint is chosen when the run is stopped and resumed between the evaluations."""
+    other = "exact" if name == "loss" else name
+    found = [{other: value, "loss": loss} for value, loss in found]
+    given = {"evaluate": 3, "metric": name, "keep": 1}
+    if killed:
+        for number, one in enumerate(found[:-1], 1):
+            part = trainer(tmp_path / "run", steps=3 * number, **given)
+            part.evaluate = Scores(one)
+            part.train()
+        last = trainer(tmp_path / "run", steps=3 * len(found), **given)
+        last.evaluate = Scores(found[-1])
+    else:
+        last = trainer(tmp_path / "run", steps=3 * len(found), **given)
+        last.evaluate = Scores(*found)
+    assert last.train() == {**found[best], "step": 3 * (best + 1)}
+    assert f"step-{3 * (best + 1):08}" in names(tmp_path / "run")
+
+
+def test_a_lower_loss_alone_does_not_reset_patience(trainer, tmp_path):
+    """The run ends after two evaluations without a better metric, with the lowest loss of those that tied."""
+    one = trainer(tmp_path / "run", steps=100, evaluate=3, metric="exact", patience=2)
+    one.evaluate = Scores(*({"exact": 0.0, "loss": 6.0 - number} for number in range(9)))
+    assert one.train() == {"exact": 0.0, "loss": 4.0, "step": 9}
+    assert one.step == 9
+
+
 def test_a_metric_that_is_no_number(trainer, tmp_path):
     """Is worse than any."""
     one = trainer(tmp_path / "run", steps=12, evaluate=3)
