@@ -46,18 +46,19 @@ class Bar:
 
     def report(self, now: Any) -> None:
         loss = f"loss {now.loss:.3f}"
-        measured = "  ".join(f"{self.names.get(k, k)} {v:.2f}" for k, v in now.metrics.items() if k not in ("step",))
+        measured = "  ".join(f"{self.names.get(k, k)} {v:.2f}" for k, v in now.metrics.items() if k != "step")
+        measured = measured and f"dev at step {now.metrics['step']:,}: {measured}"
         speed = f"{now.speed:,.0f} tokens/s"
         left = "" if now.left is None else f"{clock(now.left)} left"
         if self.moving:
-            self.line.plain = f"  step {now.step:,}  {loss}" + (f"  dev: {measured}" if measured else "")
+            self.line.plain = f"  step {now.step:,}  {loss}" + (f"  {measured}" if measured else "")
             if self.task is None:
                 self.task = self.progress.add_task("", total=1.0)
             told = "  ".join(part for part in (f"{100 * now.done:.0f} %", speed, left) if part)
             self.progress.update(self.task, description=told, total=1.0, completed=now.done)
         elif time.monotonic() - self.told > EVERY or now.metrics != self.shown:
             self.told, self.shown = time.monotonic(), now.metrics
-            parts = [f"step {now.step:,}", f"epoch {now.epoch:.2f}", loss, measured and f"dev: {measured}", speed, left]
+            parts = [f"step {now.step:,}", f"epoch {now.epoch:.2f}", loss, measured, speed, left]
             self.say("  ".join(part for part in parts if part))
 
     @contextmanager

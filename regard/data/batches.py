@@ -39,6 +39,13 @@ class Batch(NamedTuple):
         given = [self.tokens] if self.source is None else [self.tokens, self.source]
         return sum(tensor.shape[0] * tensor.shape[1] for tensor in given)
 
+    @property
+    def inputs(self) -> int:
+        """Return how many tokens a model is given to read, source included and padding not; frames, nodes and pictures
+        count like a token each."""
+        read = _real(self.tokens, self.valid)
+        return read if self.source is None else read + _real(self.source, self.source_valid)
+
     def parts(self, most: int, times: int = 1) -> list[Batch]:
         """The same rows in batches of about `most` positions, none wider than it needs. Their number is a multiple of
         `times`, where there are rows enough."""
@@ -68,6 +75,12 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
+
+
+def _real(given: Tensor, valid: Tensor | None) -> int:
+    if valid is not None:
+        return int(valid.sum())
+    return len(given) * (given.shape[1] if given.ndim < 4 else 1)  # four: pictures
 
 
 class Sequences(Protocol):

@@ -95,9 +95,9 @@ class Learner:
         self._hands: Hands | None = None
         self._size = sum(p.numel() for p in self.optimiser.parameters)
         self.place = Place.of(feed)
-        self._ready: tuple[list[Batch], Place] | None = None
+        self._ready: tuple[list[Batch], Place, int] | None = None
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
-        self.recent: deque[tuple[float, int]] = deque(maxlen=50)  # seconds and tokens of the last steps
+        self.recent: deque[tuple[float, int]] = deque(maxlen=50)  # seconds and input tokens of steps
 
     def advance(self, rate: Callable[[], float]) -> bool:
         """One optimiser step, with the learning rate that `rate` gives once all else is known. False when the loss or
@@ -105,7 +105,7 @@ class Learner:
         begun = time.perf_counter()
         if not self.model.training:
             self.model.train()
-        batches, self.place = self._ready or self._take()
+        batches, self.place, inputs = self._ready or self._take()
         count = sum(batch.count for batch in batches)
         self.gradients.begin()
         sums = self._learn_all(batches, count)
@@ -121,13 +121,14 @@ class Learner:
         self.lr = rate()
         self.optimiser.step(self.lr, length)
         self.moving.follow(self.step)
-        self.recent.append((time.perf_counter() - begun, count))
+        self.recent.append((time.perf_counter() - begun, inputs))
         return True
 
-    def _take(self) -> tuple[list[Batch], Place]:
-        """The batches of the next step, and the place after them."""
-        batches = [next(self.feed).to(self.device) for _ in range(self.settings.accumulate)]
-        return batches, Place.of(self.feed)
+    def _take(self) -> tuple[list[Batch], Place, int]:
+        """The batches of the next step, the place after them, and how many tokens they give to read."""
+        batches = [next(self.feed) for _ in range(self.settings.accumulate)]
+        inputs = sum(batch.inputs for batch in batches)  # before they are on a device, which would have to be waited for
+        return [batch.to(self.device) for batch in batches], Place.of(self.feed), inputs
 
     def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:
         """Add the gradients of a step over `count` tokens. Sums of -log p."""
@@ -167,7 +168,7 @@ class Learner:
 
     @property
     def speed(self) -> float:
-        """Target tokens per second, of late."""
+        """Return the tokens read per second, source and target, over the last steps."""
         seconds, tokens = (sum(column) for column in zip(*self.recent, strict=True)) if self.recent else (0.0, 0)
         return tokens / seconds if seconds else 0.0
 

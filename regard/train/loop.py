@@ -40,7 +40,7 @@ class Progress(NamedTuple):
     epoch: float
     loss: float
     lr: float
-    speed: float  # target tokens per second
+    speed: float  # tokens read per second, source and target, without padding
     elapsed: float  # seconds of training, over all resumptions
     left: float | None  # seconds
     done: float  # 0..1

@@ -50,6 +50,25 @@ def test_accumulation_is_one_large_batch(model):
         torch.testing.assert_close(one[name], other[name])
 
 
+def test_speed_counts_the_tokens_that_are_read(model):
+    """Source and target of a pair, the text of a classifier; no padding, no label."""
+    pair = batch([3, 4, 5], [6, 7])
+    source_valid = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    source = torch.full((2, 4), 5)
+    assert pair.inputs == 5
+    assert pair._replace(source=source, source_valid=source_valid).inputs == 5 + 5
+    assert pair._replace(valid=None, source=source).inputs == 6 + 8
+    labelled = Batch(pair.tokens, torch.tensor([0, 1]), pair.valid, count=2)
+    assert labelled.inputs == 5
+    pictures = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), count=2)
+    assert pictures.inputs == 2
+    asked_once = pair._replace(targets=torch.full_like(pair.targets, IGNORE).index_fill(1, torch.tensor(0), 4), count=2)
+    learner = Learner(model(), NextToken(), Feed(Given(asked_once)), Settings(accumulate=2))
+    assert learner.advance(lambda: 0.01)
+    assert learner.tokens == 4
+    assert [count for _, count in learner.recent] == [10]
+
+
 def test_parts_are_one_batch(model, monkeypatch):
     """On a processor a batch goes through the model in parts; the gradient is that of all."""
     rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
