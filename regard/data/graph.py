@@ -2,6 +2,8 @@
 
 cora.npz   edges (edges, 2)   labels (nodes,)   train_idx val_idx test_idx
            features (nodes, channels), or in pieces: feat_row feat_col feat_val feat_shape
+
+A node whose label is -1 has no known class: its neighbours see it, and it is never asked for.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ PIECES = ("feat_row", "feat_col", "feat_val", "feat_shape")
 @dataclass(frozen=True)
 class Graph:
     """features: (nodes, channels), sparse where the file is.
-    labels:   (nodes,) the class of each, counted from 0.
+    labels:   (nodes,) the class of each, counted from 0; -1: unknown.
     pattern:  the edges, each in both directions.
-    parts:    train, dev and test: numbers of nodes.
+    parts:    train, dev and test: numbers of nodes that have a class.
+    left_out: nodes of these parts that have none.
     """
 
     name: str
@@ -38,13 +41,20 @@ class Graph:
     labels: Tensor
     pattern: Pattern
     parts: dict[str, np.ndarray] = field(default_factory=dict)
+    left_out: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What a user may want to know."""
         counts = ", ".join(f"{len(numbers):,} for {part}" for part, numbers in self.parts.items())
         edges = self.pattern.edges(len(self.labels)).shape[1]
-        return [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
+        notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
+        if self.left_out:
+            which = "one node has" if self.left_out == 1 else f"{self.left_out:,} nodes have"
+            notes.append(
+                f"{self.name}: {which} no class (-1) and cannot be asked for"
+            )
+        return notes
 
     @property
     def train(self) -> Nodes:
@@ -91,16 +101,21 @@ def _files(path: Path) -> list[Path]:
 def _checked(name: str, held: Mapping[str, np.ndarray]) -> Graph:
     features = _features(name, held)
     nodes = len(features)
-    labels = _numbers(name, held, "labels", 1)
+    labels = _numbers(name, held, "labels", 1, least=-1)
     if len(labels) != nodes:
         raise UserError(f"{name}: {nodes} nodes have features and {len(labels)} have labels")
     edges = _numbers(name, held, "edges", 2, nodes)
     if edges.shape[1] != 2:
         raise UserError(f"{name}: edges is {edges.shape}, and should be (edges, 2): the two ends of each")
     parts = {part: _numbers(name, held, key, 1, nodes) for part, key in PARTS.items() if part == "train" or key in held}
+    labelled = {part: numbers[labels[numbers] >= 0] for part, numbers in parts.items()}
+    for part, numbers in labelled.items():
+        if not len(numbers):
+            raise UserError(f"{name}: no node for {part} has a class: all their labels are -1")
+    left_out = sum(len(numbers) for numbers in parts.values()) - sum(len(numbers) for numbers in labelled.values())
     both = torch.from_numpy(np.concatenate((edges, edges[:, ::-1])).T.astype(np.int64))
     pattern = find(Pattern, "edges")(both)  # type: ignore[call-arg]
-    return Graph(name, features, torch.from_numpy(labels.astype(np.int64)), pattern, parts)
+    return Graph(name, features, torch.from_numpy(labels.astype(np.int64)), pattern, labelled, left_out)
 
 
 def _features(name: str, held: Mapping[str, np.ndarray]) -> Tensor:
@@ -125,14 +140,16 @@ def _array(name: str, held: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     return held[key]
 
 
-def _numbers(name: str, held: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None) -> np.ndarray:
-    """Whole numbers from 0 on."""
+def _numbers(
+    name: str, held: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None, least: int = 0
+) -> np.ndarray:
+    """Whole numbers from `least` on."""
     found = _array(name, held, key)
     if found.ndim != dims or not np.issubdtype(found.dtype, np.integer) or not found.size:
         raise UserError(f"{name}: {key} should be whole numbers in {dims} dimension{'s' * (dims > 1)}, at least one")
-    if found.min() < 0 or (below is not None and found.max() >= below):
+    if found.min() < least or (below is not None and found.max() >= below):
         most = "" if below is None else f" to {below - 1}"
-        raise UserError(f"{name}: {key} reaches from {found.min()} to {found.max()}, and should from 0{most}")
+        raise UserError(f"{name}: {key} reaches from {found.min()} to {found.max()}, and should from {least}{most}")
     return found
 
 

@@ -103,7 +103,37 @@ def test_early_stop_and_going_on(job, tmp_path):
         resume(tmp_path / "cut", {"steps": 20}, say=lambda s: None)
 
 
+def test_unlabelled_nodes_are_left_out_of_the_loss(folder, job, tmp_path):
+    """A node of class -1 is seen by its neighbours, but neither learned nor measured."""
+    made = held()
+    unknown = np.concatenate((made["train_idx"][:5], made["val_idx"][:4], made["test_idx"][:3]))
+    labels = made["labels"].copy()
+    labels[unknown] = -1
+    np.savez(folder / "graph.npz", **made | {"labels": labels})
+    graph = open_graph(folder)
+    assert graph.classes == CLASSES
+    assert [len(nodes.numbers) for nodes in (graph.train, graph.dev, graph.test)] == [15, 11, 23]
+    assert "12 nodes have no class (-1)" in graph.notes[1]
+    batch = graph.train.batch
+    assert batch.count == 15
+    assert int((batch.targets >= 0).sum()) == 15
+    without = made | {name: np.setdiff1d(made[name], unknown) for name in ("train_idx", "val_idx", "test_idx")}
+    found = []
+    for name, kept in (("unlabelled", made | {"labels": labels}), ("without", without)):
+        np.savez(folder / "graph.npz", **kept)
+        prepared = start(job(name, steps=3), say=lambda s: None)
+        prepared.train()
+        found.append(prepared.trainer.metrics["loss"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 BAD = {
+    "a class of -2": ({"labels": np.full(61, -2)}, "labels reaches from -2 to -2, and should from -1"),
+    "no class at all": ({"labels": np.full(61, -1)}, "no node for train has a class"),
+    "no class in dev": (
+        {"labels": np.where(np.isin(np.arange(61), held()["val_idx"]), -1, 1)},
+        "no node for dev has a class",
+    ),
     "no labels": ({"labels": None}, "holds no 'labels'"),
     "no training nodes": ({"train_idx": None}, "holds no 'train_idx'"),
     "an edge to nowhere": ({"edges": np.array([[0, 61]])}, "edges reaches from 0 to 61, and should from 0 to 60"),
