@@ -14,7 +14,7 @@ from regard import UserError
 
 from .app import AsJson, Parts, Threads, app, dump
 from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
-from .train import Anyone, BadLines, Columns, Files, Source, Target
+from .train import Anyone, BadLines, Columns, Files, Header, Source, Target
 
 
 @app.command()
@@ -24,6 +24,7 @@ def evaluate(
     source: Source = None,
     target: Target = None,
     columns: Columns = None,
+    header: Header = None,
     part: Annotated[
         str, typer.Option(metavar="train|dev|test", help="Which part of a folder or of the run's data.")
     ] = "test",
@@ -52,7 +53,7 @@ def evaluate(
 
     loaded = opened(run, device, parts, int8, beside)
     way = way_of(loaded, {}, beam=beam, penalty=penalty, stop=stop, most=most, shortlist=shortlist or None)
-    lines = examples(loaded, data, source, target, columns, part, bad_lines)
+    lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
     names = metric or loaded.metrics
     if memory is not None and hasattr(loaded, "evaluate"):
         raise UserError("--memory is for a language model that reads a running text, and this model is none")
@@ -85,6 +86,7 @@ def examples(
     columns: str | None,
     part: str,
     bad_lines: str,
+    header: str | None = None,
 ) -> Any:
     """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
     from regard.data import open_corpus
@@ -100,15 +102,17 @@ def examples(
         if job is None:
             raise UserError("this run tells of no data that it was trained with: name some with --data")
         asked = {name: job[name] for name in asked}
+        header = job.get("header")
+    asked["header"] = header
     if hasattr(loaded, "examples"):  # it reads its data in its own way
         return loaded.examples(asked | {"own": own}, part)
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
     if own:
         corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))
     elif data is not None and Path(data).is_dir():
-        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines)
+        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines, header=header)
     else:
-        return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines).train
+        return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines, header=header).train
     lines = getattr(corpus, part)
     if lines is None:
         raise UserError(f"there is no {part} part in this data: name a file with --data")

@@ -15,6 +15,7 @@ from .app import AsJson, Parts, Sets, Size, app, dump
 DATA = "Data"
 END = "When to stop"
 FINE = "Fine-tuning"
+RESUMED = ("resume", "minutes", "steps", "epochs", "device", "threads", "parts", "as_json")  # what goes with --resume
 
 Files = Annotated[
     str | None,
@@ -29,6 +30,14 @@ Target = Annotated[
 ]
 Columns = Annotated[
     str | None, typer.Option(metavar="A,B", rich_help_panel=DATA, help="Columns of a table, by name or number from 0.")
+]
+Header = Annotated[
+    str | None,
+    typer.Option(
+        metavar="yes|no",
+        rich_help_panel=DATA,
+        help="Whether the first line of a TSV or CSV file is a header; by its words.",
+    ),
 ]
 BadLines = Annotated[str, typer.Option(metavar="refuse|skip", rich_help_panel=DATA, help="What to do with bad lines.")]
 Anyone = Annotated[
@@ -61,6 +70,7 @@ Epochs = Annotated[float | None, typer.Option(rich_help_panel=END)]
 
 @app.command()
 def train(
+    context: typer.Context,
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="A name (see `regard systems`) or a file.")
     ] = None,
@@ -74,6 +84,7 @@ def train(
         str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="The same, kept apart.")
     ] = None,
     columns: Columns = None,
+    header: Header = None,
     bad_lines: BadLines = "refuse",
     tokenizer: Annotated[
         str | None,
@@ -122,14 +133,11 @@ def train(
     bar = Bar(Console(stderr=as_json))
     with bar.running():
         if resume is not None:
-            known = {
-                "RECIPE": recipe, "--data": data, "--source": source, "--target": target, "--dev": dev, "--test": test,
-                "--columns": columns, "--tokenizer": tokenizer, "--vocab": vocab, "--lowercase": lowercase,
-                "--out": out, "--size": size, "--set": sets, "--metric": metric, "--any-reference": any_reference,
-                "--from": origin, "--task": task, "--freeze": freeze, "--lora": lora, "--seed": seed,
-            }  # fmt: skip
-            if given := [name for name, value in known.items() if value not in (None, []) and value is not False]:
-                raise UserError(f"--resume goes on with a run as it is: leave out {given[0]}")
+            for given in context.command.params:
+                source = context.get_parameter_source(given.name or "")
+                if source is not None and source.name == "COMMANDLINE" and given.name not in RESUMED:
+                    name = given.opts[0] if given.param_type_name == "option" else given.human_readable_name
+                    raise UserError(f"--resume goes on with a run as it is: leave out {name}")
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
             if recipe is None and origin is None:
@@ -145,7 +153,7 @@ def train(
                 recipe or "", str(out or next_folder(name)), size, [*chosen, *(sets or [])], data, source, target, dev,
                 test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
                 any_reference=any_reference, device=device or "cpu", threads=threads,
-                origin=origin and str(origin), task=task, lora=lora or 0,
+                origin=origin and str(origin), task=task, lora=lora or 0, header=header,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
         run = prepared.train(bar.report)

@@ -10,21 +10,31 @@ from regard.core import UserError
 from regard.core.errors import nearest
 
 PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("question", "answer"), ("prompt", "response"),
-         ("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"))  # fmt: skip
-TRIPLES = (
-    ("a", "b", "label"), ("a", "b", "score"), ("sentence1", "sentence2", "label"), ("sentence1", "sentence2", "score"),
-    ("premise", "hypothesis", "label"), ("question1", "question2", "is_duplicate"), ("text1", "text2", "label"),
-    ("question", "sentence", "label"),
+         ("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"), ("word", "pronunciation"), ("word", "phonemes"),
+         ("document", "summary"), ("article", "summary"), ("text", "summary"))  # fmt: skip
+TWO_TEXTS = (
+    ("a", "b"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
+    ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("question", "sentence"), ("query", "passage"),
 )  # fmt: skip
-TEXTS = ("text", "content", "sentence", "document")
+TEXTS = ("text", "content", "sentence", "document", "review", "tweet", "comment", "message", "utterance")
+LABELS = ("label", "category", "class", "intent", "sentiment", "topic", "rating", "stars", "emotion")
+SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "gold_label", "is_duplicate")
+LABELLED = tuple((text, label) for text in TEXTS for label in LABELS)
+TRIPLES = tuple((*texts, answer) for texts in TWO_TEXTS for answer in (*LABELS, *SCORES))
 LANGUAGES = (
-    "ar bg bn cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv nl no pl pt ro ru sk sl sv th tr uk vi zh"
-)
-HEADINGS = {
-    *(name for pair in PAIRS for name in pair), *TEXTS, *LANGUAGES.split(), "id", "label", "category", "word",
-    "pronunciation", "phonemes", "english", "german", "french", "spanish", "chinese", "japanese", "translation",
-    "summary", "title", "score", "intent", "class",
-}  # fmt: skip
+    "ar", "bg", "bn", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "he", "hi", "hr", "hu", "id", "it",
+    "ja", "ko", "lt", "lv", "nl", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "th", "tr", "uk", "vi", "zh",
+)  # fmt: skip
+NUMBERS = ("", "id", "idx", "index", "guid", "uid", "unnamed: 0")  # of rows, which nobody learns from
+NAMES = {
+    *(name for some in (*PAIRS, *TRIPLES, *LABELLED) for name in some), *NUMBERS, "english", "german", "french",
+    "spanish", "chinese", "japanese", "translation", "title",
+} - {"", "a", "b"}  # fmt: skip
+HEADINGS = {*NAMES, *LANGUAGES}
+NAME = re.compile(r"[a-z]+(?:[ _-][a-z]+)*(?:[ _-]?[1-9])?")  # "source_text", "sentence 1"
+WANTED = {2: "a source and a target, or a text and its label,", 3: "two texts and a label"}
+
+ASK = "which may be the names of the columns: say --header yes if it is, and --header no if it is an example"
 
 
 class Bad(NamedTuple):
@@ -43,15 +53,33 @@ def shown(name: Any, most: int = 60) -> str:
     return repr(str(name))[1:-1][:most]
 
 
-def has_header(cells: Sequence[str], columns: Sequence[str], form: str) -> bool:
+def listed(cells: Sequence[Any]) -> str:
+    """The cells of a line, fit for a sentence."""
+    return ", ".join(f"'{shown(cell, 24)}'" for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
+
+
+def has_header(cells: Sequence[str], columns: Sequence[str]) -> bool:
     """Is this first line the names of the columns? Yes if it holds a name that was asked for, or only usual names."""
-    if form not in ("tsv", "csv"):
-        return False
     names = [cell.strip().lower() for cell in cells]
-    if any(name in cells for name in columns):
+    if any(name in cells for name in columns if not name.isdecimal()):
         return True
-    usual = any(set(some) <= set(names) for some in (*PAIRS, *TRIPLES))
-    return bool(names) and (usual or all(name in HEADINGS for name in names))
+    usual = any(set(some) <= set(names) for some in (*PAIRS, *LABELLED, *TRIPLES))
+    return any(names) and (usual or all(name in HEADINGS or not name for name in names))
+
+
+def may_be_header(cells: Sequence[str]) -> bool:
+    """Return whether every cell of a first line is made of words that columns are called by: 'source_text'."""
+    names = [cell.strip().lower() for cell in cells]
+    words = [re.findall("[a-z]+", name) for name in names]
+    return len(set(names)) == len(names) and all(
+        NAME.fullmatch(name) and HEADINGS.issuperset(some) and NAMES.intersection(some)
+        for name, some in zip(names, words, strict=True)
+    )
+
+
+def is_labelled(names: Sequence[str]) -> bool:
+    """Return whether some column is called as labels are."""
+    return any(str(name).strip().lower() in LABELS for name in names)
 
 
 class Pick:
@@ -72,6 +100,11 @@ class Pick:
             self.wanted = tuple(self._named(column, first, header) for column in columns)
         else:
             self.wanted = _usual(first, names, wanted, header)
+
+    @property
+    def taken(self) -> list[str]:
+        """The columns that are taken, by name where they have one, as `columns` would say them."""
+        return [str(self.names[one] if isinstance(one, int) and self.names else one) for one in self.wanted]
 
     @property
     def tops(self) -> list[str]:
@@ -145,19 +178,46 @@ class Pick:
 
 
 def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> tuple[str | int, ...]:
-    """The columns when none are named."""
-    by_lower = {str(name).strip().lower(): name for name in reversed(names)}
-    usual = {2: PAIRS, 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
-    chosen = next(([by_lower[name] for name in some] for some in usual if all(name in by_lower for name in some)), None)
+    """The columns when none are named. Where there are more than are wanted and no usual names, nobody can know."""
+    if not names:
+        there = len(first)
+        while there > wanted and first[there - 1] in ("", None):  # type: ignore[index]
+            there -= 1
+        if there == wanted:
+            return tuple(range(wanted))
+        raise UserError(_too_many(list(first[:there]), wanted, ()) if there > wanted else _too_few(there, wanted))  # type: ignore[index]
+    chosen = _by_name(names, wanted)
     if chosen is None:
-        chosen = names[:wanted]
-    if names and len(chosen) == wanted:
-        return tuple(names.index(name) for name in chosen) if header else tuple(chosen)
-    if len(first) < wanted:
-        what = {2: "a source and a target are", 3: "two texts and a label are"}.get(wanted, "a text is")
-        there = {0: "is no column", 1: "is one column"}.get(len(first), f"are {len(first)} columns")
-        raise UserError(f"{what} wanted, and there {there}")
-    return tuple(range(wanted))
+        raise UserError(_too_few(len(names), wanted) if len(names) < wanted else _too_many(names, wanted, names))
+    return tuple(names.index(name) for name in chosen) if header else tuple(chosen)
+
+
+def _by_name(names: list[str], wanted: int) -> list[str] | None:
+    by_lower = {str(name).strip().lower(): name for name in reversed(names)}
+    usual = {2: (*PAIRS, *LABELLED), 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
+    for some in usual:
+        if all(name in by_lower for name in some):
+            return [by_lower[name] for name in some]
+    useful = [name for lower, name in reversed(by_lower.items()) if lower not in NUMBERS]
+    languages = [name for name in useful if name.strip().lower() in LANGUAGES]
+    if wanted == 2 and len(languages) == 2:
+        return languages
+    return next((some for some in (names, useful) if len(some) == wanted), None)
+
+
+def _too_few(there: int, wanted: int) -> str:
+    what = {2: "a source and a target are", 3: "two texts and a label are"}.get(wanted, "a text is")
+    return f"{what} wanted, and there {({0: 'is no column', 1: 'is one column'}).get(there, f'are {there} columns')}"
+
+
+def _too_many(cells: Sequence[Any], wanted: int, names: Sequence[str]) -> str:
+    """names: of the columns, where they have some."""
+    what = f"{WANTED[wanted]} are" if wanted in WANTED else "one text is"
+    ways = [f"say which (--columns {','.join(map(str, names[:wanted] or range(wanted)))})"]
+    ways += [] if names else ["if this line is their names, --header yes"]
+    ways += ["for two texts and a label, --task match"] if wanted == 2 and len(cells) == 3 else []
+    ways += ["for a text and its label, --task classify"] if wanted == 1 and len(cells) == 2 else []
+    return f"there are {len(cells)} columns ({listed(cells)}), and {what} wanted: {'; '.join(ways)}"
 
 
 def _text(value: Any) -> str | Bad:

@@ -22,7 +22,7 @@ from typing import IO, Any
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
 
-from .columns import Bad, Pick, Row, has_header
+from .columns import ASK, Bad, Pick, Row, has_header, listed, may_be_header
 
 SUFFIXES = {
     ".txt": "text", ".text": "text", ".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl",
@@ -232,21 +232,32 @@ class Parallel:
 class Table:
     """A TSV, CSV or JSON lines file, some columns of which are wanted.
 
-    columns: names or numbers, counted from 0; none given: those with usual names, else the first `wanted`.
+    columns: names or numbers, counted from 0; none given: those with usual names, or as many as there are.
+    header:  whether the first line of a TSV or CSV file is the names of its columns; None: where it looks so.
+    unsure:  it was taken as data, because it does not look so, and nobody said it.
     """
 
     unit, documents = "line", True
 
-    def __init__(self, path: Path, form: str, columns: tuple[str, ...], wanted: int, longest: int):
+    def __init__(
+        self, path: Path, form: str, columns: tuple[str, ...], wanted: int, longest: int, header: bool | None = None
+    ):
         self.path, self.form, self.longest, self.name = path, form, longest, short(path)
         check_contents(path, form)
         self.delimiter = self._delimiter() if form == "csv" else "\t"
         first = self._first()
-        self.header = isinstance(first, list) and has_header(first, columns, form)
         try:
+            self.header = form in ("tsv", "csv") and isinstance(first, list) and self._is_header(first, columns, header)
+            self.unsure = form in ("tsv", "csv") and header is None and not self.header
             self.pick = Pick(first, self.header, columns, wanted, longest)
         except UserError as error:
             raise error.of(self.name) from None
+
+    def _is_header(self, first: list, columns: tuple[str, ...], said: bool | None) -> bool:
+        found = has_header(first, columns) if said is None else said
+        if not found and said is None and may_be_header(first):
+            raise UserError(f"the first line is {listed(first)}, {ASK}")
+        return found
 
     def _delimiter(self) -> str:
         head = next((line for line in lines(self.path, ROOM * self.longest) if isinstance(line, str)), "")

@@ -51,9 +51,7 @@ class Graph:
         notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
         if self.left_out:
             which = "one node has" if self.left_out == 1 else f"{self.left_out:,} nodes have"
-            notes.append(
-                f"{self.name}: {which} no class (-1) and cannot be asked for"
-            )
+            notes.append(f"{self.name}: {which} no class (-1) and cannot be asked for")
         return notes
 
     @property

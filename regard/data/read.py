@@ -20,7 +20,7 @@ from regard.core import UserError
 from regard.core.errors import nearest, short
 
 from . import folder, hub, split
-from .columns import Bad
+from .columns import Bad, Pick
 from .conll import Checked, Conll, sentences_a_line
 from .forms import Numbered, Parallel, Table, Text, form_of
 from .parquet import Parquet
@@ -63,6 +63,16 @@ class Records:
     @property
     def documents(self) -> bool:
         return self.files[0].documents
+
+    @property
+    def pick(self) -> Pick | None:
+        """What takes the columns out of the first file; None where there are no columns."""
+        return getattr(self.files[0], "pick", None)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the first line of the first file was taken as data although nobody said that it is no header."""
+        return getattr(self.files[0], "unsure", False)
 
     @property
     def name(self) -> str:
@@ -176,6 +186,7 @@ def open_corpus(
     seed: int = 1,
     longest: int = LONGEST,
     tick: Tick = silent,
+    header: str | None = None,
 ) -> Corpus:
     """data:    a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
     source, target: instead of data, two parallel files; with a folder, the endings of its parallel files.
@@ -185,12 +196,17 @@ def open_corpus(
     bad_lines:  refuse, or skip them and count.
     longest:    characters of a text; a longer one is bad. A line of a running text may have any length.
     tick:       called now and then with the number of records read.
+    header:     yes or no: the first line of a TSV or CSV file is the names of its columns, or an example; None: by its
+                words.
     """
     _among("kind", kind, KINDS)
+    if header not in (None, "yes", "no"):
+        raise UserError(f"header is yes or no, not '{header}'")
     _among("bad_lines", bad_lines, ("refuse", "skip"))
     if longest < 1:
         raise UserError(f"longest must be at least 1, not {longest}")
-    opener = _Opener(_names(columns), kind, longest, bad_lines == "skip", tick)
+    named = None if header is None else header == "yes"
+    opener = _Opener(_names(columns), kind, longest, bad_lines == "skip", tick, named)
     dev, test = (_size_or_name(given) for given in (dev, test))
     notes: list[str] = []
     parts = _parts(data, source, target, opener, notes)
@@ -217,14 +233,21 @@ def open_corpus(
 class _Opener:
     """Opens files as the user wants them read."""
 
-    def __init__(self, columns: tuple[str, ...], kind: str, longest: int, skip: bool, tick: Tick):
+    def __init__(self, columns: tuple[str, ...], kind: str, longest: int, skip: bool, tick: Tick, header: bool | None):
         self.columns, self.kind, self.longest, self.skip, self.tick = columns, kind, longest, skip, tick
+        self.header = header
         self.wanted = KINDS[kind]
 
     def files(self, places: list[folder.Place]) -> list[File]:
         return [self.file(place) for place in places]
 
     def file(self, place: folder.Place) -> File:
+        made = self._file(place)
+        if self.header is not None and not (isinstance(made, Table) and made.form in ("tsv", "csv")):
+            raise UserError(f"{made.name}: --header is for TSV and CSV files with columns")
+        return Checked(made) if isinstance(made, Table | Parquet) and self.kind == "tags" else made
+
+    def _file(self, place: folder.Place) -> File:
         if len(place) == 2:
             if self.kind != "pairs":
                 wanted = {"text": "a text is", "matches": "a table with two texts and a label is"}
@@ -244,12 +267,9 @@ class _Opener:
                     "or a table with a source and a target column"
                 )
             form = "tsv"
-        table: File
         if form == "parquet":
-            table = Parquet(path, self.columns, self.wanted, self.longest)
-        else:
-            table = Table(path, form, self.columns, self.wanted, self.longest)
-        return Checked(table) if self.kind == "tags" else table
+            return Parquet(path, self.columns, self.wanted, self.longest)
+        return Table(path, form, self.columns, self.wanted, self.longest, self.header)
 
     def whole(self, files: list[File]) -> Lines:
         records = Records(files, self.skip)

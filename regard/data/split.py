@@ -89,8 +89,9 @@ def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -
         begin, taken = max(begin, end), taken + count
     if "train" not in parts:
         raise UserError(
-            f"{total} record{'s' * (total != 1)} cannot be split into train, dev and test, being too few or all of one "
-            "source: give files or sizes for dev and test"
+            f"{total} record{'s' * (total != 1)} cannot be split into train, dev and test, being too few or of too few "
+            "different sources: give files or sizes for dev and test, or the columns, if the source is not the first "
+            "(--columns 1,0)"
         )
     return parts
 

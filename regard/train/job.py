@@ -48,6 +48,7 @@ class Job:
     threads:       0: as many as torch takes.
     origin:        a run folder to begin from: its model, weights, tokenizer and, if none is named, recipe.
     task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
+    header:        yes or no: the first line of a table is the names of its columns, or an example; None: by its words.
     lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
     """
 
@@ -74,6 +75,7 @@ class Job:
     origin: str | None = None
     task: str | None = None
     lora: int = 0
+    header: str | None = None
 
 
 class Prepared:

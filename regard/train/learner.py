@@ -127,9 +127,7 @@ class Learner:
     def _take(self) -> tuple[list[Batch], Place, int]:
         """The batches of the next step, the place after them, and how many tokens they give to read."""
         batches = [next(self.feed) for _ in range(self.settings.accumulate)]
-        inputs = sum(
-            batch.inputs for batch in batches
-        )  # before a device would have to be waited for
+        inputs = sum(batch.inputs for batch in batches)  # before a device would have to be waited for
         return [batch.to(self.device) for batch in batches], Place.of(self.feed), inputs
 
     def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:

@@ -97,6 +97,62 @@ def test_one_label_is_none(tmp_path):
         start(job(tmp_path / "words.tsv", tmp_path / "run"), print)
 
 
+def refused(tmp_path, lines, **more):
+    path = tmp_path / "table.tsv"
+    path.write_text("".join("\t".join(line) + "\n" for line in lines))
+    with pytest.raises(UserError) as caught:
+        start(job(path, tmp_path / "run", **more), print)
+    assert not (tmp_path / "run").exists()
+    return str(caught.value)
+
+
+def started(tmp_path, lines, **more):
+    path = tmp_path / "table.tsv"
+    path.write_text("".join("\t".join(line) + "\n" for line in lines))
+    return start(job(path, tmp_path / "run", **more), print)
+
+
+LINES = [(f"text number {number}", "good" if number % 2 else "bad") for number in range(200)]
+
+
+@pytest.mark.parametrize("first", [("Kritik", "Urteil"), ("phrase", "Sentiment"), ("x1", "y")])
+def test_a_header_among_the_examples_is_asked_about(tmp_path, first):
+    """Whichever part of the split its line falls into."""
+    told = refused(tmp_path, [first, *LINES])
+    assert f"'{first[1]}'" in told
+    assert f"'{first[0]}'" in told
+    assert "--header yes" in told
+    assert "--header no" in told
+    assert started(tmp_path, [first, *LINES], header="yes").model.head.classes == 2
+
+
+def test_a_rare_label_may_stand_in_the_first_line(tmp_path):
+    assert started(tmp_path, [("phrase", "odd"), *LINES], header="no").model.head.classes == 3
+
+
+def test_rare_labels_elsewhere_are_labels(tmp_path):
+    assert started(tmp_path, [*LINES, ("phrase", "odd")]).model.head.classes == 3
+
+
+def test_as_many_labels_as_texts_are_asked_about(tmp_path):
+    """The columns are the other way round, or it is no classification at all."""
+    assert "--columns 1,0" in refused(tmp_path, [(label, text) for text, label in LINES])
+    told = refused(tmp_path, [(f"topic {number % 29}", text) for number, (text, _) in enumerate(LINES)])
+    assert "different labels" in told
+    assert "'text number " in told
+    assert "--columns 1,0" in told
+    kept = [(f"t{number}", f"l{number}") for number in range(150)]
+    assert "--columns 0,1" in refused(tmp_path, kept)
+    assert started(tmp_path, kept, columns="0,1").model.head.classes == 150
+
+
+def test_a_few_texts_may_have_a_label_each(tmp_path):
+    path = tmp_path / "few.tsv"
+    path.write_text("".join(f"text {number}\tlabel {number}\n" for number in range(5)))
+    given = {"tokenizer": "characters", "dev": "0", "test": "0"}
+    assert start(Job("transformer-encoder", str(tmp_path / "run"), "tiny", SMALL, str(path), **given), print)
+
+
 def test_batches_hold_each_text_beside_its_label():
     labels = Tokenizer.of_labels(["new york", "paris", " paris "])
     assert labels.labels == 2

@@ -410,3 +410,18 @@ def test_what_cannot_be(text, tmp_path):
             start(job(text, tmp_path / "bad", "roberta", *more), quiet)
     with pytest.raises(UserError, match="share must be between"):
         Noise(share=0.0)
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "headless"])
+def test_texts_with_labels_are_for_another_task(tmp_path, form):
+    path = tmp_path / f"reviews.{'jsonl' if form == 'jsonl' else 'tsv'}"
+    rows = [(text, str(number % 2)) for number, text in enumerate(sentences(50))]
+    if form == "jsonl":
+        path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n" for a, b in rows))
+    else:
+        path.write_text(("" if form == "headless" else "text\tlabel\n") + "".join(f"{a}\t{b}\n" for a, b in rows))
+    small = ["train.steps=1", "train.context=16"]
+    with pytest.raises(UserError, match="--task classify"):
+        start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path)), print)
+    column = "0" if form == "headless" else "text"
+    assert start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path), columns=column), print)

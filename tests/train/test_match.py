@@ -101,6 +101,34 @@ def test_whole_numbers_are_labels_unless_numbers_are_asked_for(tmp_path):
     assert "pearson" in two.train().metrics
 
 
+def of_numbers(tmp_path, values, first="", **more):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(first + "".join(f"{a}\t{b}\t{next(values)}\n" for a, b, *_ in rows(200)))
+    return start(job(path, tmp_path / "run", ["train.steps=2"], **more), quiet)
+
+
+def test_many_different_numbers_are_learned_as_numbers(tmp_path):
+    said = []
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{a}\t{b}\t{number % 21}\n" for number, (a, b, *_) in enumerate(rows(200))))
+    prepared = start(job(path, tmp_path / "run", ["train.steps=2"]), said.append)
+    assert prepared.model.head.outputs == 1
+    assert any("21 different numbers" in one and "--metric accuracy" in one for one in said)
+    other = start(job(path, tmp_path / "labels", ["train.steps=2"], metrics=["accuracy"]), quiet)
+    assert other.model.head.classes == 21
+
+
+def test_few_whole_numbers_are_labels(tmp_path):
+    assert of_numbers(tmp_path, (number % 3 for number in range(200))).model.head.classes == 3
+
+
+def test_a_header_above_numbers_is_asked_about(tmp_path):
+    with pytest.raises(UserError, match=r"'closeness'.*--header yes.*--header no"):
+        of_numbers(tmp_path, (number / 40 for number in range(200)), "links\trechts\tcloseness\n")
+    prepared = of_numbers(tmp_path, (number / 40 for number in range(200)), "links\trechts\tcloseness\n", header="yes")
+    assert prepared.model.head.outputs == 1
+
+
 def test_from_another_run(tables, tmp_path):
     """Of numbers without a task, as it was; a new head with one."""
     small = ["train.steps=3"]

@@ -45,7 +45,7 @@ class Captions(Task):
 
     def open(self, tick: Callable[[int], None]) -> Any:
         job = self.job
-        for name in ("source", "target", "columns"):
+        for name in ("source", "target", "columns", "header"):
             if getattr(job, name) is not None:
                 raise UserError(f"a table names pictures and their texts, so there is no {name} to give")
         if job.data is None:

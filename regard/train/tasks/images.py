@@ -29,7 +29,7 @@ class Images(Task):
 
     def open(self, tick: Callable[[int], None]) -> Any:
         job = self.job
-        for name in ("source", "target", "columns", "tokenizer"):
+        for name in ("source", "target", "columns", "header", "tokenizer"):
             if getattr(job, name) is not None:
                 raise UserError(f"pictures have their label from their folder, so there is no {name} to give")
         if job.data is None:

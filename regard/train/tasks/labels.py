@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +10,8 @@ from typing import Any, ClassVar
 from regard.core import Model, UserError
 from regard.core.errors import short
 from regard.data import Batches, Corpus, Labelled, Lines, Sequences, Tokenizer, once
+from regard.data.columns import ASK, listed, may_be_header
+from regard.data.matched import number
 from regard.evaluate import gather
 from regard.train.dev import Dev
 from regard.train.learner import Objective
@@ -17,6 +20,8 @@ from regard.use.label import Labeller
 from regard.use.reader import Reader
 
 from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
+
+FEW = 10  # examples, of which nothing can be told about their labels
 
 
 class Labels(Task):
@@ -54,9 +59,45 @@ class Labels(Task):
     def answers(self, corpus: Corpus) -> Tokenizer:
         """The labels of the data, numbered: those of dev and test, too, which can be asked for but not be learned where
         the training data has none of them."""
+        self.check_header(corpus)
+        self.check_labels(corpus)
         learned = set(self.labels(corpus.train))
         asked = (self.labels(lines) for lines in (corpus.dev, corpus.test) if lines is not None)
         return Tokenizer.of_labels(learned.union(*asked) if len(learned) > 1 else learned)
+
+    def check_header(self, corpus: Corpus) -> None:
+        """Refuse a file whose first line has a label that no other line has, and that may thus be a header."""
+        every = {id(lines.records): lines.records for lines in (corpus.train, corpus.dev, corpus.test) if lines}
+        for records in every.values():
+            if not records.unsure:
+                continue
+            first, counts = next(iter(records)), Counter(row[-1].strip() for row in records)
+            label = first[-1].strip()
+            others = Counter({other: count for other, count in counts.items() if other != label})
+            if counts[label] > 1 or not others:
+                continue
+            numbers = number(label) is None and all(number(other) is not None for other in others)
+            odd = others.total() >= FEW and min(others.values()) > 1
+            if (numbers and others.total() > 1) or odd or may_be_header([label]):
+                raise UserError(
+                    f"{records.name}: no line but the first has the label {listed([label])}: {listed(first)}, {ASK}"
+                )
+
+    def check_labels(self, corpus: Corpus) -> None:
+        """Refuse data with about as many labels as texts, unless the columns were named."""
+        labels = [row[-1].strip() for row in corpus.train]
+        distinct = list(dict.fromkeys(labels))
+        if self.job.columns is not None or len(labels) < FEW or 2 * len(distinct) <= len(labels):
+            return
+        pick, ways = corpus.train.records.pick, ["take an encoder-decoder to answer texts with texts"]
+        if pick is not None:
+            ways = [f"say --columns {','.join(pick.taken)} if they are labels", *ways]
+        if pick is not None and len(pick.taken) == 2:
+            ways = [f"say --columns {','.join(reversed(pick.taken))} if the text stands there", *ways]
+        raise UserError(
+            f"{corpus.train.name}: there are {len(distinct):,} different labels for {len(labels):,} examples "
+            f"({listed(distinct[:3])}, ...), so these may be no labels: {', or '.join(ways)}"
+        )
 
     def labels(self, lines: Lines) -> Iterable[str]:
         """All that stand there."""

@@ -10,6 +10,7 @@ from typing import Any
 from regard.core import Model, UserError
 from regard.core.parts import fit
 from regard.data import Corpus, Lines, Tokenizer, once, prepare_text
+from regard.data.columns import is_labelled, shown
 from regard.data.masking import Hide, Masking
 from regard.data.masks import with_marks
 from regard.train.learner import Objective
@@ -28,6 +29,17 @@ class MaskedText(Task):
         self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
         self.forced = measures_of(self.noise)  # type: ignore[misc]
         super().ask(names)
+
+    def open(self, tick: Callable[[int], None]) -> Corpus:
+        corpus = super().open(tick)
+        pick = corpus.train.records.pick
+        if pick is not None and self.job.columns is None and is_labelled(pick.names):
+            raise UserError(
+                f"{corpus.train.name} holds texts with labels ({', '.join(map(shown, pick.names))}), and this recipe "
+                f"learns from texts alone: say --task classify to learn the labels, or --columns {pick.taken[0]} to "
+                "leave them out"
+            )
+        return corpus
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
         return with_marks(super().tokenizer(corpus, kind, tick, *columns))

@@ -18,11 +18,13 @@ from regard.use.match import Matcher
 from .labels import Labels
 from .task import Say, Tick
 
+MANY = 10  # different whole numbers that may still be labels
 OF_NUMBERS, OF_LABELS = ("pearson", "spearman"), ("accuracy", "f1")
 
 
 class Matches(Labels):
-    """Answers are numbers where all of them are, and some are not whole, or a metric of numbers is asked for."""
+    """Answers are numbers where all of them are, and some are not whole, they are many, or a metric of numbers is
+    asked for."""
 
     reads = "matches"
     answered = (*OF_LABELS, *OF_NUMBERS)
@@ -43,6 +45,7 @@ class Matches(Labels):
             super().inherit(source, target, corpus)
 
     def answers(self, corpus: Corpus) -> Tokenizer:
+        self.check_header(corpus)
         return self.source if self._wants_numbers(corpus) else super().answers(corpus)
 
     def _wants_numbers(self, corpus: Corpus) -> bool:
@@ -51,8 +54,8 @@ class Matches(Labels):
             _numbers(corpus.train)
         elif any(value is None for value in values) or any(name in OF_LABELS for name in self.metrics):
             return False
-        whole = all(float(value).is_integer() for value in values if value is not None)
-        if whole and not self.metrics:
+        few = len(set(values)) <= MANY and all(float(value).is_integer() for value in values if value is not None)
+        if few and not self.metrics:
             return False
         _numbers(corpus.dev)
         return True
@@ -76,6 +79,10 @@ class Matches(Labels):
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.rates and (self.job.task or not self.job.origin):
             values = torch.tensor([number(row[2]) for row in corpus.train], dtype=torch.float64)
+            if not self.metrics:
+                say(
+                    f"{len(values.unique())} different numbers are learned as numbers; as labels, say --metric accuracy"
+                )
             with torch.no_grad():
                 model.head.out.bias.fill_(values.mean())  # type: ignore[union-attr]
         return super().batches(model, corpus, say, tick)

@@ -28,7 +28,7 @@ class GraphNodes(Task):
 
     def open(self, tick: Callable[[int], None]) -> Any:
         job = self.job
-        for name in ("source", "target", "dev", "test", "columns", "tokenizer"):
+        for name in ("source", "target", "dev", "test", "columns", "header", "tokenizer"):
             if getattr(job, name) is not None:
                 raise UserError(f"a graph says by itself what is what, so there is no {name} to give")
         if job.data is None:

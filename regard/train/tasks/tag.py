@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regard.core import Model
-from regard.data import Batches, Lines, Sequences
+from regard.data import Batches, Corpus, Lines, Sequences
 from regard.data.conll import TagCoder, Tagged
 from regard.train.learner import Objective
 from regard.train.objectives.nodes import Nodes
@@ -19,6 +19,12 @@ class Tags(Labels):
     reads = "tags"
     answered = ("tag_accuracy", "span_f1")
     always = ("tag_accuracy",)
+
+    def check_header(self, corpus: Corpus) -> None:
+        """A word a line has no header, and whole sentences have as many tags as words."""
+
+    def check_labels(self, corpus: Corpus) -> None:
+        """Tags are of words, which are many."""
 
     def labels(self, lines: Lines) -> Iterable[str]:
         return {tag for _, tags in lines for tag in tags.split(" ")}

@@ -67,7 +67,7 @@ class Task:
         job = self.job
         return open_corpus(
             job.data, job.source, job.target, job.dev, job.test, job.columns, self.reads, job.bad_lines,
-            self.settings.seed, tick=tick,
+            self.settings.seed, tick=tick, header=job.header,
         )  # fmt: skip
 
     @property
