@@ -30,7 +30,6 @@ from regard.train.settings import Settings
 from regard.use.nodes import NodeLabeller
 from regard.use.reader import Reader
 
-KNOWN = (*FORCED, *measures.KNOWN)
 BUDGET = 8192  # tokens of a batch
 WANTED = {
     "text": "texts, not pairs",
@@ -66,10 +65,10 @@ def evaluate(
     """
     if hasattr(run, "evaluate"):  # in its own way
         return run.evaluate(lines, metrics)
-    measures.check(metrics, KNOWN)
-    forced, answered = ([name for name in metrics if (name in FORCED) == kind] for kind in (True, False))
-    if answered and not run.pairs:
-        raise UserError(f"'{answered[0]}' wants right answers, and a language model has none: say loss or perplexity")
+    of_loss = (*FORCED, *measures.BITS)
+    known = run.metrics if isinstance(run, Reader) else (*FORCED, *measures.OF_TEXTS) if run.pairs else of_loss
+    measures.check(metrics, known)
+    forced, answered = ([name for name in metrics if (name in of_loss) == kind] for kind in (True, False))
     rows = list(lines)
     if not rows:
         raise UserError("there is nothing to evaluate: the data has no example")
@@ -81,8 +80,13 @@ def evaluate(
         begun = time.perf_counter()
         nll, count, left_out = loss(run, rows, tick, memory, getattr(lines, "documents", True))
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
-        told["scores"] |= {name: values[name] for name in forced}
         told["counts"] |= {"tokens": count, "left_out": left_out}
+        if not run.pairs:  # whatever its tokens are: so that tokenizers can be compared
+            whole = "".join(text for (text,) in rows)
+            sizes = {"characters": len(whole), "bytes": len(whole.encode("utf-8", "replace"))}
+            values |= {name: nll / math.log(2) / size for name, size in zip(measures.BITS, sizes.values(), strict=True)}
+            told["counts"] |= sizes
+        told["scores"] |= {name: values[name] for name in forced}
         told["seconds"]["loss"] = time.perf_counter() - begun
     if answered:
         begun = time.perf_counter()

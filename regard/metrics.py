@@ -8,6 +8,9 @@
     tag_accuracy    share of the words that get their tag
     span_f1         2 hits / (spans that were said + spans that are right), of tags such as B-PER I-PER O: a hit has the
                     same words and the same kind
+    bits_per_character, bits_per_byte
+                    -log2 p of a whole text over its characters, or over its bytes in UTF-8: the same whatever its
+                    tokens are, so that language models with different tokenizers can be compared
     token_error     edit distance to the nearest reference, per token of it: word or phoneme error rate
 
 BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", arXiv:1804.08771. Spans: Tjong Kim
@@ -27,10 +30,10 @@ from regard.core import UserError
 from regard.core.errors import in_one_line, nearest
 from regard.data.conll import tags_of
 
-KNOWN = (
-    "bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "accuracy", "f1", "pearson", "spearman",
-    "tag_accuracy", "span_f1",
-)  # fmt: skip
+OF_TEXTS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
+KNOWN = (*OF_TEXTS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
+BITS = ("bits_per_character", "bits_per_byte")  # of a language model
+ELSEWHERE = ("loss", "perplexity", "next_sentence", *BITS)  # measured without looking at answers
 HIGHER_IS_BETTER = {*KNOWN, "next_sentence"} - {"ter", "token_error", "sequence_error"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
@@ -44,10 +47,13 @@ class Score(NamedTuple):
 
 
 def check(names: Sequence[str], known: Sequence[str] = KNOWN) -> None:
-    """Before any long work."""
+    """Refuse a metric that is not among the known ones, before any long work."""
     for name in names:
-        if name not in known:
-            raise UserError(f"unknown metric '{name}'{nearest(name, known)}")
+        if name in known:
+            continue
+        if name in (*KNOWN, *ELSEWHERE):
+            raise UserError(f"the metric '{name}' means nothing for this model: those that do are {', '.join(known)}")
+        raise UserError(f"unknown metric '{name}'{nearest(name, known)}")
 
 
 def measure(

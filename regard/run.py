@@ -27,6 +27,7 @@ from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.way import knobs
 from regard.decode.workers import at_once
 from regard.machine import forks, keep_memory
+from regard.metrics import BITS
 
 __all__ = ["Alignment", "Prediction", "Run", "Way"]
 
@@ -155,7 +156,7 @@ class Run:
     @property
     def metrics(self) -> list[str]:
         """What tells how good it is."""
-        return ["loss", "perplexity", *(["bleu", "chrf", "exact", "token_error"] if self.pairs else [])]
+        return ["loss", "perplexity", *(("bleu", "chrf", "exact", "token_error") if self.pairs else BITS)]
 
     def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""

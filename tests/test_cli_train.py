@@ -99,3 +99,20 @@ def test_a_run_is_not_overwritten(pairs, tmp_path, capsys):
     assert train(pairs, out, "--steps", "1") == 2
     assert "--resume" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_a_language_model_is_measured_on_the_last_part_of_its_text(tmp_path, capsys):
+    """The last twentieth of the text is kept for `regard evaluate`, which tells bits per character."""
+    text = "".join(f"line {number} of a text that goes on\n" for number in range(400))
+    (tmp_path / "text.txt").write_text(text)
+    out = tmp_path / "run"
+    small = [word for one in ("width=8", "heads=2", "depth=1") for word in ("--set", f"model.{one}")]
+    given = ["--data", str(tmp_path / "text.txt"), "--steps", "2", "--set", "train.context=16", "--out", str(out)]
+    assert main(["train", "transformer-decoder", "--size", "tiny", *small, *given, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["counts"]["characters"] == pytest.approx(len(text) / 20, abs=60)
+    assert set(told["scores"]) == {"loss", "perplexity", "bits_per_character", "bits_per_byte"}
+    assert main(["evaluate", str(out), "--part", "dev"]) == 0
+    assert "bits_per_character" in capsys.readouterr().out

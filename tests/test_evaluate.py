@@ -70,6 +70,21 @@ def test_loss_of_a_text(documents):
     assert told["scores"]["loss"] == pytest.approx(sum(each) / len(each))
 
 
+@pytest.mark.parametrize("kind", ["characters", "bytes", "bpe"])
+def test_bits_per_character(kind):
+    """The whole negative log-likelihood, in bits, over the characters of the raw text, however it is tokenized."""
+    rows = [("Über 我 and more\n",), ("\n",), ("naïve café\n",)]
+    tokens = Tokenizer.train(kind, [text for (text,) in rows], None if kind != "bpe" else 300)
+    run = make("transformer-decoder", tokens, "train.context=7", documents=False)
+    told = evaluate(run, rows, run.metrics)
+    text = "".join(text for (text,) in rows)
+    bits = told["scores"]["loss"] * told["counts"]["tokens"] / math.log(2)
+    assert told["counts"]["characters"] == len(text)
+    assert told["counts"]["bytes"] == len(text.encode())
+    assert told["scores"]["bits_per_character"] == pytest.approx(bits / len(text))
+    assert told["scores"]["bits_per_byte"] == pytest.approx(bits / len(text.encode()))
+
+
 def test_answers_are_compared(run):
     names = ["bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "loss"]
     way = Way(beam=2, most=6)
@@ -144,7 +159,14 @@ def test_what_makes_no_sense_is_refused(run, words):
         (run, ROWS, ["perplexty"], "did you mean 'perplexity'"),
         (run, TEXT, ["loss"], "wants pairs of source and target"),
         (writer, ROWS, ["loss"], "wants texts, not pairs"),
-        (writer, TEXT, ["loss", "bleu"], "'bleu' wants right answers"),
+        (
+            writer,
+            TEXT,
+            ["loss", "bleu"],
+            "'bleu' means nothing for this model: those that do are loss, perplexity, bits",
+        ),
+        (run, ROWS, ["accuracy"], "'accuracy' means nothing for this model: those that do are loss, .* bleu"),
+        (run, ROWS, ["bits_per_character"], "'bits_per_character' means nothing for this model"),
     ):
         with pytest.raises(UserError, match=told):
             evaluate(subject, rows, names)

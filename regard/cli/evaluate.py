@@ -16,6 +16,8 @@ from .app import AsJson, Parts, Threads, app, dump
 from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
 from .train import Anyone, BadLines, Columns, Files, Header, Source, Target
 
+FOUR_PLACES = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
+
 
 @app.command()
 def evaluate(
@@ -28,7 +30,9 @@ def evaluate(
     part: Annotated[
         str, typer.Option(metavar="train|dev|test", help="Which part of a folder or of the run's data.")
     ] = "test",
-    metric: Annotated[list[str] | None, typer.Option(help="loss, perplexity, bleu, chrf, ter, exact, ...")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="loss, perplexity, bits_per_character, bleu, exact, ...")
+    ] = None,
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's: 13a, none, intl, zh, ...")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
     any_reference: Anyone = False,
@@ -70,9 +74,7 @@ def evaluate(
     table.add_column("value", justify="right")
     table.add_column("signature", style="dim")
     for name, value in told["scores"].items():
-        table.add_row(
-            name, f"{value:.4f}" if name in ("loss", "perplexity") else f"{value:.2f}", told["signatures"].get(name, "")
-        )
+        table.add_row(name, f"{value:.4f}" if name in FOUR_PLACES else f"{value:.2f}", told["signatures"].get(name, ""))
     out = Console()
     out.print(table)
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")

@@ -14,8 +14,7 @@ import numpy as np
 from regard.core import UserError
 
 BINS = 1 << 20
-SHARE, MOST = 0.05, 2000  # of pairs, when nothing is said: so much of them for dev and for test each, and no more
-TEXT_SHARE = 0.1  # of a running text, for dev; no test
+SHARE, MOST = 0.05, 2000  # when nothing is said: so much for dev and for test each; of pairs no more than so many
 PARTS = ("test", "dev", "train")  # a larger dev leaves test as it is
 
 Row = tuple[str, ...]
@@ -98,8 +97,8 @@ def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -
 
 def by_stretch(characters: int, sizes: dict[str, float | None]) -> dict[str, Part]:
     """The text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
-    dev = _length(sizes.get("dev"), characters, TEXT_SHARE, "dev")
-    test = _length(sizes.get("test"), characters, 0.0, "test")
+    dev = _length(sizes.get("dev"), characters, "dev")
+    test = _length(sizes.get("test"), characters, "test")
     cut = characters - dev - test
     if cut < 1:
         raise UserError(
@@ -116,8 +115,8 @@ def _count(size: float | None, total: int, name: str) -> int:
     return max(round(size * total), 1) if 0 < size < 1 else int(size)
 
 
-def _length(size: float | None, characters: int, usual: float, name: str) -> int:
-    size = usual if size is None else size
+def _length(size: float | None, characters: int, name: str) -> int:
+    size = SHARE if size is None else size
     _check(size, name)
     return round(size * characters) if size < 1 else int(size)
 

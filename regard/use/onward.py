@@ -76,12 +76,17 @@ class Onward(Run):
         documents, foreign = bool(known.get("documents", True)), "origin" in known
         super().__init__(Next(model), source, target, folder, documents, note, foreign)  # type: ignore
 
+    @property
+    def metrics(self) -> list[str]:
+        """Only one token in a few is asked for, so nothing can be told of all characters."""
+        return list(FORCED)
+
     def _room(self, positions: int, way: Way, workers: int) -> int:
         return max((way.tokens or BUDGET) // (way.beam * positions), 1)  # there is no state: all is worked on anew
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """Of one token in a few, by orders that are always the same."""
-        measures.check(metrics, FORCED)
+        measures.check(metrics, self.metrics)
         rows = list(lines)
         mark = [self.target.end] if self.ends(getattr(lines, "documents", True)) else []
         coded = self.target.encode([text for (text,) in rows])

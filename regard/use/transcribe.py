@@ -139,7 +139,7 @@ class Transcriber(Reader):
     @torch.no_grad()
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it. lines: files of recordings, from where their table stands, and their texts."""
-        measures.check(metrics, (*self.metrics, *measures.KNOWN))
+        measures.check(metrics, ("loss", "perplexity", *measures.OF_TEXTS))
         root = root_of(lines) if isinstance(lines, Lines) else Path()
         rows = [(root / file, text) for file, text in lines]
         if not rows:

@@ -180,7 +180,7 @@ class TestText:
     def open(self, tmp_path) -> Lines:
         path = tmp_path / "a.txt"
         path.write_text(self.TEXT)
-        return open_corpus(path, kind="text", dev=0).train
+        return open_corpus(path, kind="text", dev=0, test=0).train
 
     @pytest.mark.parametrize("kind", ["characters", "bpe", "bytes", "unigram"])
     def test_stream(self, kind, tmp_path, encoded):

@@ -137,6 +137,8 @@ def test_a_folder_that_holds_a_run(job, tmp_path):
         ({"metric": "blue"}, "did you mean 'bleu'"),
         ({"warmupp": 3}, "did you mean 'warmup'"),
         ({"job": {"metrics": ["wer"]}}, "unknown metric 'wer'"),
+        ({"job": {"metrics": ["accuracy"]}}, "'accuracy' means nothing for this model: those that do are loss, perplexity, bleu"),
+        ({"metric": "spearman"}, "'spearman' means nothing for this model"),
         ({"job": {"device": "abacus"}}, "there is no device 'abacus' here"),
         ({"job": {"recipe": "transformer-encoder", "overrides": ["train.steps=3"]}}, "two of them, with a comma"),
         ({"job": {"data": "nowhere.tsv"}}, "nowhere.tsv"),
@@ -218,7 +220,7 @@ def test_a_language_model(language, tmp_path):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("train.metric=bleu", "'bleu' wants right answers, and a language model has none"),
+        ("train.metric=bleu", "'bleu' means nothing for this model: those that do are loss, perplexity"),
         ("model.embed.position={ part = 'learned', length = 8 }", "the positions of this model reach only 8"),
     ],
 )

@@ -153,6 +153,13 @@ def test_a_few_texts_may_have_a_label_each(tmp_path):
     assert start(Job("transformer-encoder", str(tmp_path / "run"), "tiny", SMALL, str(path), **given), print)
 
 
+@pytest.mark.parametrize("name", ["bleu", "perplexity", "pearson"])
+def test_a_metric_that_means_nothing_is_refused_with_those_that_do(table, tmp_path, name):
+    with pytest.raises(UserError, match=f"'{name}' means nothing for this model: those that do are loss, accuracy, f1"):
+        start(job(table, tmp_path / "run", metrics=[name]), print)
+    assert not (tmp_path / "run").exists()
+
+
 def test_batches_hold_each_text_beside_its_label():
     labels = Tokenizer.of_labels(["new york", "paris", " paris "])
     assert labels.labels == 2

@@ -404,7 +404,7 @@ def test_what_cannot_be(text, tmp_path):
         (["objective.sahre=0.5"], "did you mean 'share'"),
         (["objective.next_sentence=true"], 'model.head = "pretrain"'),
         (["train.context=600"], "positions of this model reach only 512"),
-        (["train.metric=bleu"], "unknown metric 'bleu'"),
+        (["train.metric=bleu"], "'bleu' means nothing for this model: those that do are loss, accuracy"),
     ):
         with pytest.raises(UserError, match=match):
             start(job(text, tmp_path / "bad", "roberta", *more), quiet)

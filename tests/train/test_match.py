@@ -245,7 +245,8 @@ def test_correlations():
 
 REFUSED = [
     ({"metrics": ["pearson"]}, "labels", "numbers are wanted here, and"),
-    ({"metrics": ["span_f1"]}, "labels", "unknown metric 'span_f1'"),
+    ({"metrics": ["span_f1"]}, "labels", "'span_f1' means nothing for this model"),
+    ({"metrics": ["perplexity"]}, "numbers", "'perplexity' means nothing for this model"),
     ({"columns": "0,1"}, "labels", "3 columns are wanted, and 2 were named"),
     ({"data": "one,two"}, "labels", "are pairs, and a table with two texts and a label is wanted"),
 ]

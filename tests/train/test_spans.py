@@ -224,7 +224,7 @@ def test_what_was_said_is_filled_in(tokenizer):
         (["objective.spam=3"], "no 'spam'"),
         (["train.context=200"], "10 stretches cut out, and the tokenizer only 4 sentinels"),
         (["train.context=1"], "train.context must be at least 2"),
-        (["train.metric=bleu"], "'bleu' wants right answers"),
+        (["train.metric=bleu"], "'bleu' means nothing for this model"),
         (["model.embed.position={ part = 'learned', length = 8 }"], "a source of 19 tokens, and the positions"),
     ],
 )

@@ -270,7 +270,9 @@ def test_metrics():
 
 
 def test_refused(data, tmp_path):
-    with pytest.raises(UserError, match="unknown metric 'accuracy'; did you mean 'tag_accuracy'"):
+    with pytest.raises(
+        UserError, match="'accuracy' means nothing for this model: those that do are loss, tag_accuracy, span_f1"
+    ):
         start(job(data, tmp_path / "run", metrics=["accuracy"]), quiet)
     with pytest.raises(UserError, match="needs an encoder"):
         start(Job("transformer-decoder", str(tmp_path / "run"), "tiny", SMALL, str(data), task="tag"), quiet)

@@ -12,7 +12,7 @@ from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 
 
 class Pairs(Task):
-    answered = measures.KNOWN
+    answered = measures.OF_TEXTS
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         kinds = (self.job.tokenizer or self.usual).split(",")

@@ -23,7 +23,7 @@ from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 class Sounds(Task):
     """The recipe's [objective] may say what language is spoken and which task it is, for a model that is told so."""
 
-    answered = measures.KNOWN
+    answered = measures.OF_TEXTS
     files = "sounds"
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Windows, prepare_text
 from regard.run import Run
@@ -18,12 +16,6 @@ class Text(Task):
     reads = "text"
     files = "ids"
     usual = "characters"
-
-    def ask(self, names: Sequence[str]) -> None:
-        measures.check(names, (*self.forced, *measures.KNOWN))
-        for name in names:
-            if name not in self.forced:
-                raise UserError(f"'{name}' wants right answers, and a language model has none: say loss")
 
     def fit(self, model: Model) -> None:
         context = self.settings.context
