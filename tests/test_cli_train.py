@@ -1,6 +1,7 @@
 """The main job through the command line: train, predict, evaluate, resume, and what goes wrong, in a few seconds."""
 
 import json
+import tomllib
 
 import pytest
 import torch
@@ -116,3 +117,45 @@ def test_a_language_model_is_measured_on_the_last_part_of_its_text(tmp_path, cap
     assert set(told["scores"]) == {"loss", "perplexity", "bits_per_character", "bits_per_byte"}
     assert main(["evaluate", str(out), "--part", "dev"]) == 0
     assert "bits_per_character" in capsys.readouterr().out
+
+
+FLAGS = {
+    "--lr": ("0.02", "lr", 0.02),
+    "--batch-tokens": ("512", "batch", 512),
+    "--batch-size": ("7", "rows", 7),
+    "--optimizer": ("muon", "optimiser", "muon"),
+    "--warmup": ("3", "warmup", 3),
+    "--label-smoothing": ("0.2", "smoothing", 0.2),
+    "--schedule": ("linear", "schedule", "linear"),
+    "--weight-decay": ("0.03", "weight_decay", 0.03),
+    "--eval-steps": ("2", "evaluate", 2),
+    "--patience": ("9", "patience", 9),
+}
+
+
+def test_optimization_has_flags(pairs, tmp_path, capsys, monkeypatch):
+    """Each sets the key of its name; what --set says is said last."""
+    from regard.train.job import Prepared
+
+    monkeypatch.setattr(Prepared, "train", lambda self, report: (_ for _ in ()).throw(KeyboardInterrupt))
+    out = tmp_path / "run"
+    given = [word for flag, (value, _, _) in FLAGS.items() for word in (flag, value)]
+    start = ["train", "transformer", "--size", "tiny", "--data", str(pairs), "--steps", "4", "--out"]
+    assert main([*start, str(out), *given, "--dropout", "0.3"]) == 130
+    recipe = tomllib.loads((out / "recipe.toml").read_text())
+    assert {key: recipe["train"][key] for _, key, _ in FLAGS.values()} == {key: v for _, key, v in FLAGS.values()}
+    assert recipe["model"]["dropout"] == 0.3
+    assert main([*start, str(tmp_path / "two"), "--lr", "0.5", "--set", "train.lr=0.25"]) == 130
+    assert tomllib.loads((tmp_path / "two" / "recipe.toml").read_text())["train"]["lr"] == 0.25
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--lr", "3"]) == 2
+    assert "leave out --lr" in capsys.readouterr().err
+
+
+def test_flags_of_optimization_are_in_the_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["train", "--help"]) == 0
+    told = capsys.readouterr().out
+    panel = told[told.index("Optimization") :]
+    for flag in (*FLAGS, "--dropout"):
+        assert flag in panel

@@ -15,6 +15,7 @@ from .app import AsJson, Parts, Sets, Size, app, dump
 DATA = "Data"
 END = "When to stop"
 FINE = "Fine-tuning"
+OPTIMIZATION = "Optimization"
 RESUMED = ("resume", "minutes", "steps", "epochs", "device", "threads", "parts", "as_json")  # what goes with --resume
 
 Files = Annotated[
@@ -62,6 +63,42 @@ Freeze = Annotated[
 ]
 Lora = Annotated[
     int | None, typer.Option("--lora", metavar="RANK", rich_help_panel=FINE, help="Only small maps learn.")
+]
+Lr = Annotated[float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Peak learning rate (train.lr).")]
+BatchTokens = Annotated[
+    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Tokens of a batch, padding included (train.batch).")
+]
+BatchSize = Annotated[int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Sequences of a batch (train.rows).")]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=OPTIMIZATION, help="adam, adamw, muon, adafactor, sgd (train.optimiser)."
+    ),
+]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=OPTIMIZATION, help="inverse_sqrt, cosine, linear, constant (train.schedule)."
+    ),
+]
+Warmup = Annotated[int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Steps of warm-up (train.warmup).")]
+Dropout = Annotated[
+    float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Dropout of the model (model.dropout).")
+]
+LabelSmoothing = Annotated[
+    float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Label smoothing (train.smoothing).")
+]
+WeightDecay = Annotated[
+    float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Weight decay of matrices (train.weight_decay).")
+]
+EvalSteps = Annotated[
+    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Steps between evaluations on dev (train.evaluate).")
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=OPTIMIZATION, help="Evaluations without a better metric before stopping (train.patience)."
+    ),
 ]
 Minutes = Annotated[float | None, typer.Option(rich_help_panel=END)]
 Steps = Annotated[int | None, typer.Option(rich_help_panel=END)]
@@ -113,6 +150,17 @@ def train(
     task: Task = None,
     freeze: Freeze = None,
     lora: Lora = None,
+    lr: Lr = None,
+    batch_tokens: BatchTokens = None,
+    batch_size: BatchSize = None,
+    optimizer: Optimizer = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    dropout: Dropout = None,
+    label_smoothing: LabelSmoothing = None,
+    weight_decay: WeightDecay = None,
+    eval_steps: EvalSteps = None,
+    patience: Patience = None,
     minutes: Minutes = None,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -144,10 +192,14 @@ def train(
                 raise UserError("which recipe? Say regard train RECIPE --data ..., or --from RUN, or --resume RUN")
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
-            chosen = [f"train.{name}={value}" for name, value in bounds.items()]
-            chosen += [f"train.seed={seed}"] if seed is not None else []
-            chosen += [f"train.metric={metric[0]}"] if metric else []
-            chosen += [f"train.freeze={freeze}"] if freeze is not None else []
+            keys = {
+                "train.lr": lr, "train.batch": batch_tokens, "train.rows": batch_size, "train.optimiser": optimizer,
+                "train.schedule": schedule, "train.warmup": warmup, "model.dropout": dropout,
+                "train.smoothing": label_smoothing, "train.weight_decay": weight_decay, "train.evaluate": eval_steps,
+                "train.patience": patience, "train.minutes": minutes, "train.steps": steps, "train.epochs": epochs,
+                "train.seed": seed, "train.metric": metric[0] if metric else None, "train.freeze": freeze,
+            }  # fmt: skip
+            chosen = [f"{key}={value}" for key, value in keys.items() if value is not None]
             name = recipe or "-".join([origin.resolve().name, *([task] if task else [])])  # type: ignore[union-attr]
             job = jobs.Job(
                 recipe or "", str(out or next_folder(name)), size, [*chosen, *(sets or [])], data, source, target, dev,

@@ -91,14 +91,16 @@ class Sequences(Protocol):
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
 
 
-def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Example numbers, batch by batch: sorted by length, ties in random order, then the batches shuffled."""
+def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int = 0) -> list[np.ndarray]:
+    """Example numbers, batch by batch: sorted by length, ties in random order, then the batches shuffled. rows:
+    examples of a batch at the most; 0: as many as fit the budget."""
     longest = lengths.max(1)
     order = np.lexsort((rng.random(len(longest), dtype=np.float32), *lengths.T, longest))
     sizes = longest[order].astype(np.int64)
     batches, begin = [], 0
     while begin < len(order):
-        low, high = begin + 1, min(begin + max(budget // max(int(sizes[begin]), 1), 1), len(order))
+        most = max(budget // max(int(sizes[begin]), 1), 1)
+        low, high = begin + 1, min(begin + (min(most, rows) if rows else most), len(order))
         while low < high:  # the last end at which rows times the longest row still fits
             middle = (low + high + 1) // 2
             if (middle - begin) * sizes[middle - 1] <= budget:
@@ -112,15 +114,18 @@ def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator) -> list[np.
 
 
 class Bucketed:
-    """Batches of pairs or single sequences, epoch after epoch."""
+    """Batches of pairs or single sequences, epoch after epoch. rows: of a batch at the most; 0: any number."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, start: int, pad: int = 0, shuffle: bool = True):
+    def __init__(
+        self, data: Sequences, budget: int, seed: int, start: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+    ):
         if len(data.lengths) == 0:
             raise UserError("there is no example to make a batch of")
         self.data, self.budget, self.seed, self.start, self.pad, self.shuffle = data, budget, seed, start, pad, shuffle
+        self.rows = rows
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        batches = plan(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)))
+        batches = plan(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
         return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
 
     def make(self, numbers: np.ndarray) -> Batch:
@@ -143,8 +148,8 @@ def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
 class Labelled:
     """Batches of texts with a label each: `targets` is (batch,). A record is the text, and the label before an end."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle)
+    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
+        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

@@ -173,8 +173,8 @@ class TagCoder:
 class Tagged:
     """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle)
+    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
+        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

@@ -105,8 +105,17 @@ class Matched:
     answers: reads them, labels_in or numbers_in.
     """
 
-    def __init__(self, data: Sequences, budget: int, seed: int, answers: Answers, pad: int = 0, shuffle: bool = True):
-        self.inner, self.answers = Bucketed(data, budget, seed, 0, pad, shuffle), answers
+    def __init__(
+        self,
+        data: Sequences,
+        budget: int,
+        seed: int,
+        answers: Answers,
+        pad: int = 0,
+        shuffle: bool = True,
+        rows: int = 0,
+    ):
+        self.inner, self.answers = Bucketed(data, budget, seed, 0, pad, shuffle, rows), answers
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

@@ -21,7 +21,8 @@ SHARES = ("smoothing", "ema", "beta1", "beta2")  # from 0 to below 1
 @dataclass(frozen=True)
 class Settings:
     """batch:      tokens in a batch, padding included, the longer side counted.
-    rows:          instead: sequences in a batch (language models on plain text).
+    rows:          sequences in a batch. Of plain text, pictures and recordings, instead of `batch`; of other data, as
+                   many at the most as `batch` allows; 0: `batch` alone decides.
     context:       positions of a training sequence of plain text.
     optimiser:     adam, adamw, muon (matrices by Muon, the rest by AdamW), adafactor, sgd.
     lr, schedule, warmup, floor: the peak, how it moves, steps of warm-up, and the share of the peak that stays.

@@ -201,3 +201,14 @@ def test_parts_are_the_whole():
             at += len(part.tokens)
         assert at == 6
     assert batch._replace(place=3).parts(1)[0].tokens is batch.tokens
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_no_more_rows_than_are_asked_for(rows):
+    """Nor more tokens than the budget."""
+    lengths = np.random.default_rng(0).integers(1, 30, (200, 1))
+    batches = plan(lengths, 100, np.random.default_rng(1), rows)
+    assert sorted(number for batch in batches for number in batch) == list(range(200))
+    assert max(len(batch) for batch in batches) <= rows
+    assert all(len(batch) * lengths[batch].max() <= 100 for batch in batches)
+    assert rows > 3 or max(len(batch) for batch in batches) == rows

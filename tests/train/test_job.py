@@ -137,7 +137,10 @@ def test_a_folder_that_holds_a_run(job, tmp_path):
         ({"metric": "blue"}, "did you mean 'bleu'"),
         ({"warmupp": 3}, "did you mean 'warmup'"),
         ({"job": {"metrics": ["wer"]}}, "unknown metric 'wer'"),
-        ({"job": {"metrics": ["accuracy"]}}, "'accuracy' means nothing for this model: those that do are loss, perplexity, bleu"),
+        (
+            {"job": {"metrics": ["accuracy"]}},
+            "'accuracy' means nothing for this model: those that do are loss, perplexity, bleu",
+        ),
         ({"metric": "spearman"}, "'spearman' means nothing for this model"),
         ({"job": {"device": "abacus"}}, "there is no device 'abacus' here"),
         ({"job": {"recipe": "transformer-encoder", "overrides": ["train.steps=3"]}}, "two of them, with a comma"),

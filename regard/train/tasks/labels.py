@@ -118,8 +118,8 @@ class Labels(Task):
         return Classify(self.settings.smoothing)
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
-        """Batches of at most so many tokens."""
-        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle)
+        """Batches of at most so many tokens; of those to learn from, no more rows than the settings say."""
+        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.rows * shuffle)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if corpus.dev is not None and self.target is not self.source:

@@ -73,8 +73,8 @@ class Matches(Labels):
         return MatchCoder(self.source, None if self.rates else self.target, types_of(model))
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
-        read = numbers_in if self.rates else labels_in
-        return Matched(data, budget, self.settings.seed, read, self.source.pad, shuffle)  # type: ignore[return-value]
+        s, read = self.settings, numbers_in if self.rates else labels_in
+        return Matched(data, budget, s.seed, read, self.source.pad, shuffle, s.rows * shuffle)  # type: ignore[return-value]
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.rates and (self.job.task or not self.job.origin):

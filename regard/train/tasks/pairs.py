@@ -26,7 +26,7 @@ class Pairs(Task):
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s, data = self.settings, self.prepare(model, corpus.train, "train.arrow", say, tick)
-        return Bucketed(data, s.batch, s.seed, self.target.start, self.target.pad)
+        return Bucketed(data, s.batch, s.seed, self.target.start, self.target.pad, rows=s.rows)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         s, data = self.settings, self.prepare(model, lines, "dev.arrow", silent, unseen)

@@ -36,7 +36,8 @@ class Tags(Labels):
         return TagCoder(self.source, self.target)
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
-        return Tagged(data, budget, self.settings.seed, self.source.pad, shuffle)  # type: ignore[return-value]
+        s = self.settings
+        return Tagged(data, budget, s.seed, self.source.pad, shuffle, s.rows * shuffle)  # type: ignore[return-value]
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Tagger:
         return Tagger(model, self.source, self.target, folder)
