@@ -36,7 +36,7 @@ OVERRIDES = {
     "part that is no word": ("model.layer.0.mixer.part=5", "model.layer[0].mixer: unknown mixer '5'"),
     "no part": ("model.layer.0.mixer={pattern='causal'}", "model.layer[0].mixer: which mixer?", "part = ..."),
     "unknown key": ("model.layer.0.mixer.kv_head=1", "model.layer[0].mixer: attention has no", "'kv_heads'?"),
-    "unknown key of the model": ("model.widht=3", "model has no 'widht'", "'width'?"),
+    "unknown key of the model": ("model.widht=3", "model has no 'widht'", "'model.width'?"),
     "unknown key of nothing": ("model.embed.zzz=3", "model.embed: tokens has no 'zzz'"),
     "unknown kind": ('model.kind="decodr"', "model: unknown kind 'decodr'", "'decoder'?"),
     "unknown tie": ('model.tie="targt"', "model: unknown tie 'targt'", "'target'?"),

@@ -362,7 +362,7 @@ def test_the_recipe_says_how_to_decode(words):
     model.recipe["decode"] = {"temperature": 0.7}
     assert Run(model, words, words).way == Way(temperature=0.7)
     model.recipe["decode"] = {"beem": 5}
-    with pytest.raises(UserError, match="did you mean 'beam'"):
+    with pytest.raises(UserError, match=r"did you mean 'decode.beam'"):
         Run(model, words, words).predict(["cat"])
     assert Run(make("transformer-decoder", words), words, words).way == Way()
 

@@ -1,6 +1,6 @@
 """The command line: one file for each group of commands. Mistakes are told in a sentence."""
 
-from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, shortlist, train
+from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, settings, shortlist, train
 from .app import app, main
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "pack",
     "predict",
     "profile",
+    "settings",
     "shortlist",
     "train",
 ]

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from .synonyms import SYNONYMS
+
 
 class UserError(ValueError):
     """A mistake in a recipe, a file or a call.
@@ -41,6 +43,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     hint = f"; did you mean '{close[0]}'?" if close else ""
     listing = f" (known: {', '.join(known)})" if 0 < len(known) <= 24 else ""
     return hint + listing
+
+
+def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
+    """The same about a key of a recipe's section: the right ones with their whole path, or what another program's name
+    for a setting is called here."""
+    known = sorted(known)
+    near = [f"'{section}.{one}'" for one in get_close_matches(key, known, n=3, cutoff=0.6)]
+    if key in SYNONYMS:
+        near = [f"'{SYNONYMS[key]}'"]
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return hint + (f" (known: {', '.join(known)})" if len(known) <= 24 else " (`regard settings` lists them)")
 
 
 def short(path: str | Path) -> str:

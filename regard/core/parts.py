@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import UserError, in_one_line, nearest, short
+from .errors import UserError, in_one_line, nearest, nearest_key, short
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ REGARD = Path(__file__).parent.parent
 BUILT_IN = REGARD / "parts"
 ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
 ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around
+SETTINGS = ("model", "train", "decode", "objective")  # sections of a recipe that hold them
 SIZES = ("width", "depth", "heads", "kv_heads", "dim", "hidden", "vocab")
 WORDS = {
     int: "a whole number",
@@ -195,7 +196,8 @@ def fit(kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str 
     open_to_all = [key for key in wanted if key not in ASSEMBLED]
     for key in given:
         if key not in open_to_all:
-            raise UserError(f"{name} has no '{key}'{nearest(str(key), open_to_all)}")
+            hint = nearest_key(name, str(key), open_to_all) if name in SETTINGS else nearest(str(key), open_to_all)
+            raise UserError(f"{name} has no '{key}'{hint}")
     hints = _hints(kind)
     arguments = {key: value for key, value in inherited.items() if key in wanted} | given
     for key, parameter in wanted.items():

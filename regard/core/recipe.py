@@ -17,6 +17,7 @@ from .errors import UserError, in_one_line, nearest, short
 from .model import Model
 from .parts import fit, make
 from .product import own_maps
+from .synonyms import SYNONYMS
 from .towers import Towers
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -140,7 +141,12 @@ def override(recipe: Recipe, text: str) -> None:
         value = written.strip()
     allowed = [key for key in SECTIONS if key != "size"]
     if keys[0] not in allowed:
-        raise UserError(f"override '{text}': no entry '{keys[0]}'{nearest(keys[0], allowed)}")
+        hint = nearest(keys[0], allowed)
+        if len(keys) == 1 and keys[0] in SYNONYMS:
+            hint = f"; did you mean '{SYNONYMS[keys[0]]}'?"
+        elif len(keys) == 1:
+            hint += "; settings are written train.KEY, model.KEY or decode.KEY (`regard settings` lists them)"
+        raise UserError(f"override '{text}': no entry '{keys[0]}'{hint}")
     here: Any = recipe
     try:
         for key in keys[:-1]:

@@ -25,8 +25,15 @@ class Settings:
                    many at the most as `batch` allows; 0: `batch` alone decides.
     context:       positions of a training sequence of plain text.
     optimiser:     adam, adamw, muon (matrices by Muon, the rest by AdamW), adafactor, sgd.
-    lr, schedule, warmup, floor: the peak, how it moves, steps of warm-up, and the share of the peak that stays.
-    beta1, beta2, eps, weight_decay: of Adam and AdamW; beta1 is the momentum of sgd. Vectors do not decay.
+    lr:            the peak learning rate.
+    schedule:      how the rate moves after warm-up: inverse_sqrt, cosine, linear, constant.
+    warmup:        steps in which the rate goes up to its peak.
+    floor:         the share of the peak that is left at the end, of cosine and linear schedules.
+    beta1:         decay of the mean of gradients, of Adam and AdamW; the momentum of sgd.
+    beta2:         decay of the mean of squared gradients, of Adam and AdamW.
+    eps:           what is added to the root of that mean, of Adam and AdamW.
+    weight_decay:  how much matrices shrink at every step, times the rate; with adam and sgd, a part of the gradient.
+                   Vectors do not decay.
     layer_decay:   every layer learns at this share of the rate of the one above it, embeddings at the least; 1: all at
                    the same.
     head_lr:       the head learns at so many times the rate.
@@ -40,8 +47,9 @@ class Settings:
                    Of a run whose rate goes down to nothing the last is better than one that was lucky on dev: 1.
     ema:           decay of an exponential moving average of the weights, which is then what is evaluated and kept;
                    0 for none.
-    steps, minutes, epochs: whichever comes first ends the run. Minutes are of the clock, evaluations among them, and
-                   are counted over all resumptions.
+    steps:         steps of the run. Whichever of steps, minutes and epochs comes first ends it.
+    minutes:       minutes of the run by the clock, evaluations among them, counted over all resumptions.
+    epochs:        times that the data is gone through.
     evaluate:      steps between evaluations on the dev set; 0: at every twentieth of the run, so that a run of two
                    hours is looked at every 6 minutes; in a run of minutes alone, they take a fifth of it at the most.
     save:          steps between checkpoints; 0: at every evaluation. A new best is kept at once, and when five minutes

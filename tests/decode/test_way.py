@@ -48,7 +48,7 @@ def test_sampling_turns_from_beam_search_and_back():
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"beem": 5}, "decode has no 'beem'; did you mean 'beam'?"),
+        ({"beem": 5}, "decode has no 'beem'; did you mean 'decode.beam'?"),
         ({"beam": "five"}, "decode.beam must be a whole number, not 'five'"),
         ({"beam": 2.5}, "decode.beam must be a whole number"),
         ({"stop": "early"}, "decode.stop must be full, likely or sure, not 'early'"),

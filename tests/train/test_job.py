@@ -135,7 +135,7 @@ def test_a_folder_that_holds_a_run(job, tmp_path):
     [
         ({"steps": 0}, "a run needs an end"),
         ({"metric": "blue"}, "did you mean 'bleu'"),
-        ({"warmupp": 3}, "did you mean 'warmup'"),
+        ({"warmupp": 3}, "did you mean 'train.warmup'"),
         ({"job": {"metrics": ["wer"]}}, "unknown metric 'wer'"),
         (
             {"job": {"metrics": ["accuracy"]}},

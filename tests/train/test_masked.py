@@ -401,7 +401,7 @@ def test_it_learns_to_fill_in(tmp_path, capsys):
 def test_what_cannot_be(text, tmp_path):
     for more, match in (
         (["objective.share=1.5"], "objective.share must be between 0 and 1"),
-        (["objective.sahre=0.5"], "did you mean 'share'"),
+        (["objective.sahre=0.5"], "did you mean 'objective.share'"),
         (["objective.next_sentence=true"], 'model.head = "pretrain"'),
         (["train.context=600"], "positions of this model reach only 512"),
         (["train.metric=bleu"], "'bleu' means nothing for this model: those that do are loss, accuracy"),

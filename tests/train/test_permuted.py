@@ -110,7 +110,7 @@ def test_learns_and_goes_on(job, tmp_path):
     ("change", "message"),
     [
         ("objective.every=1", "every must be at least 2"),
-        ("objective.evry=5", "did you mean 'every'"),
+        ("objective.evry=5", "did you mean 'objective.every'"),
         ("model.embed=tokens", "begin from the recipe xlnet"),
     ],
 )

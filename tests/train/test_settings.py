@@ -9,7 +9,7 @@ from regard.train.settings import Settings
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"stepz": 3}, "did you mean 'steps'"),
+        ({"stepz": 3}, "did you mean 'train.steps'"),
         ({"lr": "high"}, "train.lr must be a number"),
         ({"lr": float("nan")}, "train.lr must not be"),
         ({"minutes": float("inf")}, "train.minutes must not be"),
