@@ -83,7 +83,10 @@ def _systems() -> Iterator[dict[str, Any]]:
 
 @app.command()
 def show(
-    name: Name,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE.toml|RUN", help="A recipe of regard's, a file of yours, or a run folder."),
+    ],
     size: Size = None,
     sets: Sets = None,
     vocab: Annotated[str | None, typer.Option(metavar="N", help="Vocabulary: a number, or source,target.")] = None,
@@ -91,19 +94,28 @@ def show(
     as_json: AsJson = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
 ) -> None:
-    """A recipe as a picture: layers, shapes, parameters, costs, growth, patterns."""
+    """A recipe as a picture: layers, shapes, parameters, costs, growth, patterns. A run folder as well: what it learned
+    from, with which settings, how good it became, and how it was made."""
     from regard.look import recipe as picture
+    from regard.look import run as runs
     from regard.look.anatomy import describe
     from regard.look.sketch import sketch
 
-    recipe = load_recipe(name, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
-    with told_of(name):
+    folder = Path(name) if Path(name).is_dir() and name not in recipes.names() else None
+    if folder is not None and (size or sets or vocab):
+        raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
+    run = None if folder is None else runs.describe(folder)
+    whole = name if folder is None else str(folder / "recipe.toml")
+    recipe = load_recipe(whole, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
+    with told_of(whole):
         described = describe(sketch(recipe))
     if png is not None:
         picture.png(described, png)
     if as_json:
-        return dump(asdict(described))
+        return dump(asdict(described) if run is None else run | {"model": asdict(described)})
     console = Console()
+    if run is not None:
+        console.print(Text(runs.text(run, min(console.width, 100))), end="\n\n")
     console.print(Text(picture.text(described, min(console.width, 100))))
     if png is not None:
         console.print(f"drawn in {png}")
