@@ -32,7 +32,8 @@ NAMES = {
 } - {"", "a", "b"}  # fmt: skip
 HEADINGS = {*NAMES, *LANGUAGES}
 NAME = re.compile(r"[a-z]+(?:[ _-][a-z]+)*(?:[ _-]?[1-9])?")  # "source_text", "sentence 1"
-WANTED = {2: "a source and a target, or a text and its label,", 3: "two texts and a label"}
+WANTED = {2: "two are wanted (a source and a target, a text and its label, words and their tags)",
+          3: "two texts and a label are wanted"}  # fmt: skip
 
 ASK = "which may be the names of the columns: say --header yes if it is, and --header no if it is an example"
 
@@ -212,12 +213,14 @@ def _too_few(there: int, wanted: int) -> str:
 
 def _too_many(cells: Sequence[Any], wanted: int, names: Sequence[str]) -> str:
     """names: of the columns, where they have some."""
-    what = f"{WANTED[wanted]} are" if wanted in WANTED else "one text is"
-    ways = [f"say which (--columns {','.join(map(str, names[:wanted] or range(wanted)))})"]
+    useful = [name for name in names if name.strip().lower() not in NUMBERS]
+    some = (useful if len(useful) >= wanted else names)[:wanted] or range(wanted)
+    ways = [f"say which, such as --columns {','.join(map(str, some))}"]
     ways += [] if names else ["if this line is their names, --header yes"]
     ways += ["for two texts and a label, --task match"] if wanted == 2 and len(cells) == 3 else []
     ways += ["for a text and its label, --task classify"] if wanted == 1 and len(cells) == 2 else []
-    return f"there are {len(cells)} columns ({listed(cells)}), and {what} wanted: {'; '.join(ways)}"
+    what = WANTED.get(wanted, "one text is wanted")
+    return f"there are {len(cells)} columns ({listed(cells)}), and {what}: {'; '.join(ways)}"
 
 
 def _text(value: Any) -> str | Bad:

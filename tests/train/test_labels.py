@@ -146,6 +146,19 @@ def test_as_many_labels_as_texts_are_asked_about(tmp_path):
     assert started(tmp_path, kept, columns="0,1").model.head.classes == 150
 
 
+def test_columns_that_were_named_the_wrong_way_round_are_refused(tmp_path):
+    turned = [(f"topic {number % 29}", text) for number, (text, _) in enumerate(LINES)]
+    told = refused(tmp_path, turned, columns="0,1")
+    assert "--columns 1,0" in told
+    assert "different labels" in told
+    assert started(tmp_path, turned, columns="1,0").model.head.classes == 29
+
+
+def test_many_labels_that_were_asked_for_are_told_of(tmp_path, capsys):
+    started(tmp_path, [(f"t{number}", f"l{number}") for number in range(150)], columns="0,1")
+    assert "warning: there are" in capsys.readouterr().out
+
+
 def test_a_few_texts_may_have_a_label_each(tmp_path):
     path = tmp_path / "few.tsv"
     path.write_text("".join(f"text {number}\tlabel {number}\n" for number in range(5)))

@@ -29,12 +29,14 @@ class Labels(Task):
 
     always: metrics that are measured without being asked for.
     read:   columns of a record that are read.
+    doubt:  what should be told about the labels before anything is learned; empty: nothing.
     """
 
     forced = ("loss",)
     answered: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
     always: ClassVar[tuple[str, ...]] = ("accuracy",)
     read: ClassVar[tuple[int, ...]] = (0,)
+    doubt = ""
 
     def ask(self, names: Sequence[str]) -> None:
         super().ask([*names, *self.always])
@@ -84,19 +86,23 @@ class Labels(Task):
                 )
 
     def check_labels(self, corpus: Corpus) -> None:
-        """Refuse data with about as many labels as texts, unless the columns were named."""
-        labels = [row[-1].strip() for row in corpus.train]
-        distinct = list(dict.fromkeys(labels))
-        if self.job.columns is not None or len(labels) < FEW or 2 * len(distinct) <= len(labels):
+        """Refuse data with about as many labels as examples, unless the columns were named and may well be right."""
+        labels, texts = (list({row[column].strip() for row in corpus.train}) for column in (-1, 0))
+        examples = corpus.train.count or 0
+        if examples < FEW or 2 * len(labels) <= examples:
             return
-        pick, ways = corpus.train.records.pick, ["take an encoder-decoder to answer texts with texts"]
-        if pick is not None:
+        pick, turned = corpus.train.records.pick, 4 * len(texts) < len(labels)
+        if self.job.columns is not None and not turned:
+            self.doubt = f"warning: there are {len(labels):,} different labels for {examples:,} examples"
+            return
+        ways = ["take an encoder-decoder to answer texts with texts"]
+        if pick is not None and not turned:
             ways = [f"say --columns {','.join(pick.taken)} if they are labels", *ways]
         if pick is not None and len(pick.taken) == 2:
             ways = [f"say --columns {','.join(reversed(pick.taken))} if the text stands there", *ways]
         raise UserError(
-            f"{corpus.train.name}: there are {len(distinct):,} different labels for {len(labels):,} examples "
-            f"({listed(distinct[:3])}, ...), so these may be no labels: {', or '.join(ways)}"
+            f"{corpus.train.name}: there are {len(labels):,} different labels ({listed(sorted(labels)[:3])}, ...) for "
+            f"{examples:,} examples of {len(texts):,} texts, so these may be no labels: {', or '.join(ways)}"
         )
 
     def labels(self, lines: Lines) -> Iterable[str]:
@@ -122,6 +128,8 @@ class Labels(Task):
         return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.rows * shuffle)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        if self.doubt:
+            say(self.doubt)
         if corpus.dev is not None and self.target is not self.source:
             unknown = sorted(set(self.labels(corpus.dev)) - set(self.labels(corpus.train)))
             if unknown:
