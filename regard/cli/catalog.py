@@ -101,7 +101,8 @@ def show(
     from regard.look.anatomy import describe
     from regard.look.sketch import sketch
 
-    folder = Path(name) if Path(name).is_dir() and name not in recipes.names() else None
+    own = name.endswith(".toml") or name in recipes.names()
+    folder = Path(name) if Path(name).is_dir() and not own else None
     if folder is not None and (size or sets or vocab):
         raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
     run = None if folder is None else runs.describe(folder)
