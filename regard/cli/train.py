@@ -100,6 +100,13 @@ Patience = Annotated[
         rich_help_panel=OPTIMIZATION, help="Evaluations without a better metric before stopping (train.patience)."
     ),
 ]
+AsPublished = Annotated[
+    bool,
+    typer.Option(
+        "--as-published", rich_help_panel=OPTIMIZATION, help="What is not given is as the recipe has it; else it is "
+        "chosen by the budget, the data and the model.",
+    ),
+]  # fmt: skip
 Minutes = Annotated[float | None, typer.Option(rich_help_panel=END)]
 Steps = Annotated[int | None, typer.Option(rich_help_panel=END)]
 Epochs = Annotated[float | None, typer.Option(rich_help_panel=END)]
@@ -161,6 +168,7 @@ def train(
     weight_decay: WeightDecay = None,
     eval_steps: EvalSteps = None,
     patience: Patience = None,
+    as_published: AsPublished = False,
     minutes: Minutes = None,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -172,6 +180,7 @@ def train(
 ) -> int:
     """Train a model on your own files."""
     from regard.train import job as jobs
+    from regard.train import pick as picking
 
     from .bar import Bar
 
@@ -189,7 +198,12 @@ def train(
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
             if recipe is None and origin is None:
-                raise UserError("which recipe? Say regard train RECIPE --data ..., or --from RUN, or --resume RUN")
+                if data is None and source is None:
+                    raise UserError("what to learn from? Say regard train --data FILE, or --resume RUN")
+                given = picking.Given(data, source, target, columns, header, bad_lines)
+                picked = picking.pick(given, task)
+                bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
+                recipe, size, task = picked.recipe, size or picked.size, picked.task
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             keys = {
@@ -205,7 +219,7 @@ def train(
                 recipe or "", str(out or next_folder(name)), size, [*chosen, *(sets or [])], data, source, target, dev,
                 test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
                 any_reference=any_reference, device=device or "cpu", threads=threads,
-                origin=origin and str(origin), task=task, lora=lora or 0, header=header,
+                origin=origin and str(origin), task=task, lora=lora or 0, header=header, as_published=as_published,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
         run = prepared.train(bar.report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from regard.core.errors import short
 
 from .batches import IGNORE, Batch, Bucketed, Sequences, pad_rows
 from .columns import Bad, Row, shown
-from .forms import Numbered, check_contents, lines, stamp
+from .forms import Numbered, check_contents, form_of, lines, plain, stamp
 from .tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
@@ -83,6 +84,17 @@ class Conll:
 
     def key(self) -> list[Any]:
         return [stamp(self.path), *self.columns]
+
+
+def is_conll(path: Path) -> bool:
+    """Return whether a file has one word a line, with its tag in another column, and empty lines between sentences."""
+    if plain(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
+        return True
+    if form_of(path) not in ("text", "tsv"):
+        return False
+    head = [line for line in islice(lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
+    widths = {line.count("\t") for line in head if line.strip() and not line.startswith("#")}
+    return len(widths) == 1 and widths.pop() > 0 and any(not line.strip() for line in head[:-1])
 
 
 def sentences_a_line(path: Path) -> bool:

@@ -98,6 +98,11 @@ def search(folder: Path, kind: str, source: str | None, target: str | None) -> F
     return found
 
 
+def main_place(path: Path, source: str | None = None, target: str | None = None) -> Place:
+    """Return the file, or the parallel files, that the training data of a file or folder begins with."""
+    return search(path, "pairs", source, target).parts["train"][0] if path.is_dir() else (path,)
+
+
 def stem(path: Path) -> str:
     """The name without its form: train.en.gz -> train.en, train.txt -> train."""
     name = plain(path)

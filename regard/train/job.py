@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from regard.folder import about, must_have, tokenizers
 from regard.run import Run
 from regard.use.reader import Reader
 
-from . import checkpoint, origin
+from . import automatic, checkpoint, origin
+from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
 from .session import PATHS, session, whole
@@ -50,6 +51,7 @@ class Job:
     task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
     header:        yes or no: the first line of a table is the names of its columns, or an example; None: by its words.
     lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
+    as_published:  settings that are not given are the recipe's own, and not chosen by the budget and the data.
     """
 
     recipe: str
@@ -76,6 +78,7 @@ class Job:
     task: str | None = None
     lora: int = 0
     header: str | None = None
+    as_published: bool = False
 
 
 class Prepared:
@@ -89,10 +92,12 @@ class Prepared:
         self.job, self.folder, self.say, self.tick, self.told = job, Path(job.run), say, tick, told
         if job.threads:
             torch.set_num_threads(job.threads)
+        self.chosen: list[Choice] = []
         if told:
             self.recipe = recipes.load(self.folder / "recipe.toml")
         else:
             self.recipe = origin.recipe_of(job)
+            self._choose(automatic.end(self.recipe.get("train", {}), bool(job.origin)))
         self.settings = Settings.read(self.recipe.get("train", {}))
         if bounds:
             self.settings = self.settings.until(bounds)
@@ -104,6 +109,7 @@ class Prepared:
         elif job.origin:
             self.task.inherit(*tokenizers(Path(job.origin)), self.corpus)
         else:
+            self._choose_tokenizer()
             self.task.learn(self.corpus, tick)
         torch.manual_seed(self.settings.seed)
         self.model = self._build()
@@ -158,6 +164,43 @@ class Prepared:
                 self.say(f"warning: {shared} of the dev examples have a source that stands in the training data, too")
         return corpus
 
+    def _choose(self, choices: Iterable[Choice]) -> None:
+        """Take over what was chosen into the recipe, but for what was given."""
+        if self.job.as_published:
+            return
+        given = {f"train.{key}" for key in self.recipe.get("train", {})}
+        given |= {text.partition("=")[0].strip() for text in self.job.overrides}
+        for choice in choices:
+            section, _, key = choice.key.rpartition(".")
+            if choice.key not in given:
+                self.recipe.setdefault(section, {})[key] = choice.value
+                self.chosen.append(choice)
+
+    def _choose_tokenizer(self) -> None:
+        job, kind = self.job, type(self.task).__name__
+        if job.as_published:
+            return
+        if job.tokenizer is None:
+            for choice in automatic.tokenizer(kind, self.corpus.train):
+                job.tokenizer = choice.value
+                self.chosen.append(choice)
+        if job.vocab is None and (job.tokenizer or self.task.usual) in automatic.SIZED:
+            choice = automatic.vocabulary(self.corpus.train, self.task.texts)
+            job.vocab = choice.value
+            self.chosen.append(choice)
+
+    def _choose_training(self) -> None:
+        """Once the sizes of the model and of the data are known."""
+        with torch.device("meta"):
+            model = build(self.recipe)
+        train = self.recipe.get("train", {})
+        known = automatic.facts(type(self.task).__name__, model, self.corpus.train, self.task.tokenizers, train)
+        rules = automatic.fine_tuning if self.job.origin else automatic.from_scratch
+        self._choose(rules(known))
+        self.settings = self.task.settings = Settings.read(self.recipe.get("train", {}))
+        if self.chosen:
+            self.say(automatic.sentence(self.chosen))
+
     def _take_tokenizers(self) -> None:
         assert self.told is not None
         if self.told.get("tokenizers") == []:
@@ -171,6 +214,7 @@ class Prepared:
             known = self.recipe.get("vocab")
             self.task.complete(self.recipe)
             self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
+            self._choose_training()
             self.recipe["train"] = self.settings.table()
         model = build(self.recipe)
         self.task.fit(model)
@@ -194,7 +238,7 @@ class Prepared:
                 recipes.keep_origin(Path(self.job.origin), self.folder)
             told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
             told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
-            told |= self.task.about()
+            told |= self.task.about() | {"chosen": [choice._asdict() for choice in self.chosen]}
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             every = list(self.model.parameters())
             told |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}

@@ -43,3 +43,13 @@ def test_down_to_the_floor(floor):
 def test_a_run_shorter_than_its_warm_up():
     assert factor("cosine", 30, 30, 1.0) == 0
     assert factor("linear", 1, 1, 1.0) == 0
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "cosine", "linear", "constant"])
+@pytest.mark.parametrize("total", [2, 10, 100])
+def test_no_run_ends_during_its_warm_up(kind, total):
+    """The peak is reached by the middle of a run, however long a warm-up was asked for."""
+    rates = [factor(kind, step, 4000, step / total) for step in range(1, total + 1)]
+    assert rates[total // 2 - 1] == max(rates) == 1
+    if kind in ("cosine", "linear"):
+        assert rates[-1] == pytest.approx(0, abs=1e-12)

@@ -28,21 +28,20 @@ class Labels(Task):
     """What is answered in labels; those of pairs of texts and of words differ in a few places.
 
     always: metrics that are measured without being asked for.
-    read:   columns of a record that are read.
     doubt:  what should be told about the labels before anything is learned; empty: nothing.
     """
 
     forced = ("loss",)
     answered: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
     always: ClassVar[tuple[str, ...]] = ("accuracy",)
-    read: ClassVar[tuple[int, ...]] = (0,)
+    texts: ClassVar[tuple[int, ...]] = (0,)
     doubt = ""
 
     def ask(self, names: Sequence[str]) -> None:
         super().ask([*names, *self.always])
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
-        self.source = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, *self.read)
+        self.source = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, *self.texts)
         self.target = self.answers(corpus)
 
     def inherit(self, source: Tokenizer, target: Tokenizer, corpus: Corpus) -> None:

@@ -29,7 +29,7 @@ class Matches(Labels):
     reads = "matches"
     answered = (*OF_LABELS, *OF_NUMBERS)
     always = ()
-    read = (0, 1)
+    texts = (0, 1)
 
     @property
     def rates(self) -> bool:

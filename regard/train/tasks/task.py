@@ -41,6 +41,7 @@ class Task:
     answered:   metrics of the model's own answers, which can be asked for.
     files:      what is prepared for it ends so.
     usual:      tokenizer.
+    texts:      the columns of a record that a tokenizer is learned from; none: all.
     """
 
     reads: ClassVar[str] = "pairs"
@@ -48,6 +49,7 @@ class Task:
     answered: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[str] = "arrow"
     usual: ClassVar[str] = "bpe"
+    texts: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, job: Job, settings: Settings, objective: dict[str, Any] | None = None):
         """objective: the recipe's [objective]; what it says besides its part is kept as `own`."""

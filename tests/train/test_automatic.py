@@ -1,0 +1,123 @@
+"""What is chosen where nothing is said: by rules that can be told, and never against what was said."""
+
+import json
+
+import pytest
+
+from regard import UserError
+from regard.core import recipe as recipes
+from regard.train import automatic
+from regard.train.automatic import Facts
+from regard.train.job import Job, start
+from regard.train.pick import Given, pick
+
+FACTS = Facts("Pairs", 128, 2_000_000, 29_000, 800_000.0, 9.0)
+
+
+def by_key(choices) -> dict:
+    return {choice.key: choice.value for choice in choices}
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    lines = [f"the number {i} is here\tdie Zahl {i} ist hier" for i in range(400)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def make(pairs, tmp_path, *overrides, **given):
+    said: list[str] = []
+    job = Job("transformer-preln", str(tmp_path / "run"), "tiny", list(overrides), str(pairs), **given)
+    return start(job, said.append), said
+
+
+def test_dropout_grows_with_the_passes():
+    rates = [by_key(automatic.from_scratch(FACTS._replace(passes=n)))["model.dropout"] for n in (1, 30, 300)]
+    assert rates == sorted(rates)
+    assert len(set(rates)) == 3
+
+
+def test_wide_models_learn_slower():
+    rates = [by_key(automatic.from_scratch(FACTS._replace(width=w)))["train.lr"] for w in (64, 128, 512, 1024)]
+    assert rates[0] == rates[1] > rates[2] > rates[3] > 0
+
+
+@pytest.mark.parametrize("bound", ["steps", "minutes", "epochs"])
+def test_an_end_that_is_given_stays(bound):
+    assert automatic.end({bound: 3}, False) == []
+    assert by_key(automatic.end({}, False)) == {"train.minutes": automatic.MINUTES}
+    assert by_key(automatic.end({}, True)) == {"train.epochs": automatic.EPOCHS}
+
+
+def test_all_is_told_and_kept(pairs, tmp_path):
+    prepared, said = make(pairs, tmp_path, "train.steps=3")
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["chosen"]
+    chosen = {choice["key"]: choice["value"] for choice in kept}
+    written = recipes.read(tmp_path / "run" / "recipe.toml")
+    assert chosen["train.optimiser"] == written["train"]["optimiser"] == prepared.settings.optimiser == "muon"
+    assert chosen["model.dropout"] == written["model"]["dropout"]
+    assert chosen["vocab"] >= prepared.task.source.size
+    (sentence,) = [one for one in said if one.startswith("chosen:")]
+    assert all(key.rpartition(".")[2] in sentence for key in chosen)
+    assert "\n" not in sentence
+
+
+def test_what_is_given_stays(pairs, tmp_path):
+    given = ("train.steps=3", "train.lr=0.0125", "train.optimiser=adam", "model.dropout=0.07", "train.batch=900")
+    prepared, said = make(pairs, tmp_path, *given, vocab=400)
+    s = prepared.settings
+    assert (s.lr, s.optimiser, s.batch, s.schedule) == (0.0125, "adam", 900, "linear")
+    assert prepared.recipe["model"]["dropout"] == 0.07
+    assert prepared.task.source.size <= 400
+    kept = {c["key"] for c in json.loads((tmp_path / "run" / "run.json").read_text())["chosen"]}
+    assert not kept & {"train.lr", "train.optimiser", "model.dropout", "train.batch", "vocab"}
+
+
+def test_as_published(pairs, tmp_path):
+    """Nothing is chosen, so that an end must be given."""
+    prepared, said = make(pairs, tmp_path, "train.steps=3", as_published=True)
+    assert prepared.settings.optimiser == "adam"
+    assert prepared.recipe["model"]["dropout"] == 0.3
+    assert not any(one.startswith("chosen:") for one in said)
+
+
+def test_as_published_without_an_end(pairs, tmp_path):
+    with pytest.raises(UserError, match="needs an end"):
+        make(pairs, tmp_path, as_published=True)
+
+
+def test_a_recipe_keeps_what_it_says(tmp_path):
+    recipe = recipes.load("gat")
+    assert automatic.end(recipe["train"], False) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "recipe", "task"),
+    [
+        ("a.tsv", [f"source {i}\ttarget {i}" for i in range(60)], "transformer-preln", None),
+        ("a.tsv", [f"some text {i}\t{'good' if i < 30 else 'bad'}" for i in range(60)], "fasttext", None),
+        ("a.tsv", [f"text {i}\tother {i}\t{i % 2}" for i in range(60)], "transformer-encoder", "match"),
+        ("a.txt", [f"It was the age number {i} of wisdom," for i in range(60)], "llama", None),
+        ("a.conllu", ["word\tNOUN", "", "runs\tVERB", ""] * 9, "transformer-encoder", "tag"),
+        ("a.tsv", ["word\tNOUN", "of\tADP", "", "runs\tVERB", ""] * 9, "transformer-encoder", "tag"),
+        ("a.txt", ["Chapter 1", "", "It was\tdark.", "", "And cold."] * 9, "llama", None),
+    ],
+)
+def test_the_recipe_is_picked_by_the_data(tmp_path, name, lines, recipe, task):
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    picked = pick(Given(str(path), None, None, None, None, "refuse"), None)
+    assert (picked.recipe, picked.task) == (recipe, task)
+
+
+def test_parallel_files_are_pairs(tmp_path):
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("a line\nanother\n", encoding="utf-8")
+    assert pick(Given(str(tmp_path), "en", "de", None, None, "refuse"), None).recipe == "transformer-preln"
+
+
+def test_a_folder_without_texts(tmp_path):
+    (tmp_path / "cat.png").write_bytes(b"x")
+    with pytest.raises(UserError, match="vit"):
+        pick(Given(str(tmp_path), None, None, None, None, "refuse"), None)
