@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .paths import sync
 
 SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp", "multiply.cpp")]
 HEADER = Path(__file__).with_name("native.h")
@@ -172,16 +175,48 @@ def _compiled(command: list[str]) -> Path:
         *(text.encode() for text in (" ".join(command), version, _processor())),
     )
     name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
-    folder = _folder()
-    path = folder / name
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as beside:
-            objects = [str(Path(beside) / f"{source.stem}.o") for source in SOURCES]
-            _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(SOURCES, objects, strict=True)))
-            new = Path(beside) / name
-            _run([*command, *objects, "-o", str(new)])
-            new.replace(path)
-    return path
+    for folder in filter(None, (place() for place in (_cache, _own_folder))):
+        try:
+            if not _intact(folder / name):
+                _make(command, folder / name)
+            return folder / name
+        except OSError:
+            continue  # it cannot be written there
+    raise OSError(f"there is no folder to write {name} to")
+
+
+def _make(command: list[str], path: Path) -> None:
+    """Compile the library and put it at `path`, its checksum after it. Each file is on the disk before it gets its
+    name, so whoever builds the same library meanwhile replaces a whole file with a whole file."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        objects = [str(Path(beside) / f"{source.stem}.o") for source in SOURCES]
+        _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(SOURCES, objects, strict=True)))
+        library, checksum = Path(beside) / path.name, Path(beside) / "sha256"
+        _run([*command, *objects, "-o", str(library)])
+        checksum.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        for new, final in ((library, path), (checksum, _checksum(path))):
+            new.chmod(0o700)
+            sync(new)
+            new.replace(final)
+            sync(path.parent)
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _intact(path: Path) -> bool:
+    """Return whether the library is there and is what was written: to load a damaged one would end the process."""
+    files = (path, _checksum(path))
+    if not all(os.path.lexists(file) and _is_own(file.lstat(), stat.S_IFREG) for file in files):
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _checksum(path).read_bytes()
+
+
+def _is_own(found: os.stat_result, kind: int) -> bool:
+    """Return whether it is a file (or folder) that nobody but this user can write to."""
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not others
 
 
 def _run(*commands: list[str]) -> None:
@@ -198,21 +233,23 @@ def _run(*commands: list[str]) -> None:
             one.wait()
 
 
-def _folder() -> Path:
-    """Where compiled kernels stay: one's own, since what lies there is run."""
+def _cache() -> Path | None:
+    """Where compiled kernels stay, if it is this user's alone: what lies there is run."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(home, os.W_OK) and home.stat().st_uid == os.getuid():
-            return home
+        return home if os.access(home, os.W_OK) and _is_own(home.stat(), stat.S_IFDIR) else None
     except OSError:
-        pass
-    return Path(_own_folder().name)
+        return None
 
 
 @functools.cache
-def _own_folder() -> tempfile.TemporaryDirectory:
+def _temporary() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="regard-")  # as long as this process lives
+
+
+def _own_folder() -> Path:
+    return Path(_temporary().name)
 
 
 def _processor() -> str:

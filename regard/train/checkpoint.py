@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.paths import sync
 
 MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
 EXTRA = "-extra"
@@ -244,15 +245,6 @@ def why(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"there is no {Path(error.filename).name}"
     return getattr(error, "strerror", None) or in_one_line(error)
-
-
-def sync(path: Path) -> None:
-    """Onto the disk, so that what comes later cannot come first."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sums(folder: Path, names: Sequence[str]) -> str:
