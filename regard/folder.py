@@ -12,6 +12,7 @@ import torch
 
 from regard.core import Model, UserError, build, restore
 from regard.core.errors import in_one_line, short
+from regard.core.paths import check_run_folder
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Several
 from regard.kernels.int8 import quantise
@@ -153,6 +154,7 @@ def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 def about(folder: Path) -> dict[str, Any]:
     """What run.json says."""
     path = folder / "run.json"
+    check_run_folder(folder)
     if not path.is_file():
         raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
     try:

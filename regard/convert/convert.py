@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import nearest, short
+from regard.core.paths import copy_files
 from regard.data.tokenizer import Tokenizer
 from regard.folder import about, tokenizers
 from regard.train.session import session
@@ -163,7 +164,7 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
     with appearing(target) as part:
         write_shards(part, plan, take, shard, _ticker(plan, tick))
         if (run / "origin").is_dir():
-            shutil.copytree(run / "origin", part, dirs_exist_ok=True)
+            copy_files(run / "origin", part)
         if (run / "tokenizer.json").is_file():
             shutil.copy(run / "tokenizer.json", part / "tokenizer.json")
         for name, value in family.files(whole, told).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.paths import check_model_folder, named_path
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt", "model.pth")
@@ -69,6 +71,8 @@ class Folder(Tensors):
         self.path = Path(path)
         if not self.path.is_dir():
             raise UserError(f"there is no folder '{short(self.path)}'")
+        if os.path.lexists(self.path / "config.json"):
+            check_model_folder(self.path)
         self.config = read_json(self.path / "config.json")
         if (self.path / WHOLE).is_file():
             self._open(self.path / WHOLE)
@@ -82,17 +86,29 @@ class Folder(Tensors):
         return read_json(self.path / name) if (self.path / name).is_file() else {}
 
     def _shards(self, index: Path) -> None:
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise UserError(f"{short(index)} says of no tensor in which file it is (weight_map)")
-        for name in sorted(set(places.values())):
-            path = self.path / str(name)
-            if path.parent != self.path or not path.is_file():
-                raise UserError(f"{short(index)} names the file '{name}', which is not there")
+        places = self._places(index)
+        for path in self._listed(index, places):
             self._open(path)
         for name, file in places.items():
             if self._where.get(name) != self.path / file:
                 raise UserError(f"{short(index)} says that {name} is in {file}, and it is not")
+
+    def _places(self, index: Path) -> dict[str, Any]:
+        """Return the name of each tensor's file, as the index has it."""
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UserError(f"{short(index)} says of no tensor in which file it is (weight_map)")
+        return places
+
+    def _listed(self, index: Path, places: dict[str, Any]) -> list[Path]:
+        """Return the files that an index names, all of them in this folder."""
+        paths = []
+        for name in sorted(set(map(str, places.values()))):
+            path = named_path(self.path, name)
+            if path is None or path.parent != self.path or not path.is_file():
+                raise UserError(f"{short(index)} names the file '{name}', which is not there")
+            paths.append(path)
+        return paths
 
     def _unpickle(self, allowed: bool) -> None:
         found = next((self.path / name for name in PICKLES if (self.path / name).is_file()), None)
@@ -105,7 +121,7 @@ class Folder(Tensors):
             )
         files = [found]
         if found.suffix == ".json":
-            files = [self.path / name for name in sorted(set(read_json(found).get("weight_map", {}).values()))]
+            files = self._listed(found, self._places(found))
         for path in files:
             try:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.paths import named_path
 
 from .folder import read_json
 
@@ -27,7 +28,10 @@ def read(folder: Path) -> Table | None:
     if list(kinds) not in (wanted, wanted[:2]):
         raise UserError(f"{short(path)} says {', '.join(kinds)}, and regard reads {', '.join(wanted)}, in this order")
     longest = read_json(folder / LENGTHS).get("max_seq_length") if (folder / LENGTHS).is_file() else None
-    return {"pool": _pool(folder / kinds["Pooling"]), "unit": "Normalize" in kinds, "longest": longest}
+    pooling = named_path(folder, kinds["Pooling"])
+    if pooling is None:
+        raise UserError(f"{short(path)} names '{kinds['Pooling']}', which is not in this folder")
+    return {"pool": _pool(pooling), "unit": "Normalize" in kinds, "longest": longest}
 
 
 def _kinds(path: Path) -> dict[str, str]:

@@ -1,9 +1,53 @@
-"""Files and folders that others may have made: what is written stays on the disk, and nothing outside is touched."""
+"""Folders that somebody else may have made, and files that must survive a crash.
+
+A run folder or a model folder may hold symbolic links, and names of other files. Those that leave it are refused
+before anything is read or written, as are pipes, sockets and devices.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+from .errors import UserError, short
+
+RUN_SUBFOLDERS = ("checkpoints", "data", "origin")  # whatever else a run folder holds is never opened
+
+
+def check_run_folder(folder: Path) -> None:
+    """Refuse a run folder, which may be a link itself, with anything in it that leads outside."""
+    known = folder.iterdir() if folder.is_dir() else ()
+    _check(folder, [path for path in known if path.is_symlink() or not path.is_dir() or path.name in RUN_SUBFOLDERS])
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder in the Hugging Face layout with anything in it that leads outside. Files of the hub's cache are
+    links to ../../blobs, which is allowed: these folders are only read."""
+    snapshots = next((parent for parent in folder.resolve().parents if parent.name == "snapshots"), None)
+    _check(folder, list(folder.iterdir()), None if snapshots is None else snapshots.parent / "blobs")
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Refuse these files or subfolders of a folder, as far as they are there, when they lead outside."""
+    _check(folder, [path for path in (folder / name for name in names) if os.path.lexists(path)])
+
+
+def named_path(folder: Path, name: object) -> Path | None:
+    """Return the path that a file in this folder names, or None when it leaves the folder."""
+    if not isinstance(name, str) or os.path.isabs(name) or ".." in Path(name).parts:
+        return None
+    return folder / name
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a folder with all files in it. Links to folders are left out, which may hold themselves."""
+
+    def links(folder: str, names: list[str]) -> list[str]:
+        paths = ((name, Path(folder) / name) for name in names)
+        return [name for name, path in paths if path.is_symlink() and not path.is_file()]
+
+    shutil.copytree(source, target, ignore=links, dirs_exist_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -13,3 +57,30 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _check(folder: Path, paths: list[Path], blobs: Path | None = None) -> None:
+    """paths: in this folder, with everything below them; links to folders are not followed."""
+    root = folder.resolve()
+    try:
+        while paths:
+            path = paths.pop()
+            if path.is_symlink() and not _stays(path, root, blobs):
+                raise UserError(
+                    f"{short(path)} is a link that leaves {short(folder)}, and such links are not followed: put the "
+                    "file itself there, or remove the link"
+                )
+            if path.exists() and not path.is_dir() and not path.is_file():
+                raise UserError(f"{short(path)} is neither a file nor a folder: remove it")
+            if path.is_dir() and not path.is_symlink():
+                paths += path.iterdir()
+    except OSError as error:
+        raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
+
+
+def _stays(link: Path, root: Path, blobs: Path | None) -> bool:
+    try:
+        target = link.resolve()
+    except (OSError, RuntimeError):  # it leads in a circle
+        return False
+    return target.is_relative_to(root) or (target.parent == blobs and target.is_file())

@@ -16,11 +16,13 @@ from safetensors.torch import load_model, save_model
 from .errors import UserError, in_one_line, nearest, short
 from .model import Model
 from .parts import fit, make
+from .paths import check_files, check_run_folder, copy_files
 from .product import own_maps
 from .synonyms import SYNONYMS
 from .towers import Towers
 
 FOLDER = Path(__file__).parent.parent / "recipes"
+FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
 
 Recipe = dict[str, Any]
@@ -220,6 +222,7 @@ def save(model: Model, folder: str | Path) -> None:
     """recipe.toml and model.safetensors; written beside and renamed, so that a folder is never half-written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    check_files(folder, *(name + end for name in FILES for end in ("", ".part")))
     weights = folder / "model.safetensors.part"
     save_model(model, str(weights))
     text = folder / "recipe.toml.part"
@@ -236,6 +239,7 @@ def must_be_new(out: Path) -> None:
 
 def save_beside(model: Model, run: Path, out: Path) -> None:
     """A model made of a run's: to be used as the run was, with its tokenizers and what is told about it."""
+    check_run_folder(run)
     out.mkdir(parents=True, exist_ok=True)
     for beside in run.glob("*.json"):
         shutil.copy(beside, out)
@@ -246,13 +250,14 @@ def save_beside(model: Model, run: Path, out: Path) -> None:
 def keep_origin(run: Path, out: Path) -> None:
     """What a model that came from elsewhere brought with it, for when it goes back."""
     if (run / "origin").is_dir():
-        shutil.copytree(run / "origin", out / "origin", dirs_exist_ok=True)
+        copy_files(run / "origin", out / "origin")
 
 
 def restore(folder: str | Path, device: str = "cpu") -> Model:
     """The model that `save` wrote."""
     folder = Path(folder)
-    for name in ("recipe.toml", "model.safetensors"):
+    check_files(folder, *FILES)
+    for name in FILES:
         if not (folder / name).is_file():
             raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
     model = build(folder / "recipe.toml")

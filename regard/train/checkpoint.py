@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
-from regard.core.paths import sync
+from regard.core.paths import check_run_folder, sync
 
 MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
 EXTRA = "-extra"
@@ -203,6 +203,7 @@ def alone(run: Path) -> Iterator[None]:
     new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
+        check_run_folder(run)
         lock = os.open(run / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{short(run)} cannot be written to: {why(error)}") from None

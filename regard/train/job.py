@@ -19,6 +19,7 @@ import torch
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
+from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
 from regard.folder import about, must_have, tokenizers
@@ -306,6 +307,7 @@ def resume(
     """Go on with a run. `bounds` (steps, minutes, epochs, of the whole run) are its new end, also of one that was
     finished. device, threads: where and with how many it goes on, if not as before."""
     run = Path(folder)
+    check_run_folder(run)
     if not (run / "run.json").exists():
         raise UserError(f"{short(run)} holds no run to go on with: there is no run.json in it")
     if (run / checkpoint.MODEL).exists() and not checkpoint.found(run / "checkpoints"):
