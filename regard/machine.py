@@ -7,18 +7,24 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.core import UserError
 
+SILENCE = 120.0  # seconds without any work, after which a helper that should be working is ended
+LOOK_EVERY = 1.0  # seconds between two looks at one
 LARGE = 1 << 30  # bytes, up to which memory is not asked of the system piece by piece
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -3, -1, -2, -8  # as malloc.h has them
 PAGE, HUGE_PAGES = 2 << 20, 14  # bytes of a huge page; as madvise knows it
@@ -31,8 +37,13 @@ def forks(device: torch.device) -> bool:
     return device.type == "cpu" and sys.platform == "linux" and first
 
 
+class HelperLost(UserError):
+    """A helper has ended or hangs, so that its answer will never come."""
+
+
 class Fork:
-    """A process that knows all that this one knew, and answers what it is told, in that order.
+    """A process that knows all that this one knew, and answers what it is told, in that order. When it was killed, is
+    stopped or hangs, whoever tells it something or waits for its answer gets HelperLost, and the process is gone then.
 
     answer: what it does with what it is told.
     others: those that are there already; it does not keep this process's lines to them open.
@@ -47,28 +58,73 @@ class Fork:
         self.process = process.Process(target=_work, args=(answer, theirs, lines), daemon=True)
         self.process.start()
         theirs.close()
+        self._used: float | None = None
+        self._silent = 0.0
+        _limit(self.line, SILENCE)
 
     def tell(self, *what: Any) -> None:
-        try:
+        self._used, self._silent = None, 0.0
+        with self._lost():
             self.line.send(what)
-        except OSError:
-            raise self._gone() from None
 
     def hear(self) -> Any:
-        try:
+        with self._lost():
+            while not self.line.poll(LOOK_EVERY):
+                self.check()
             answer = self.line.recv()
-        except (EOFError, OSError):
-            raise self._gone() from None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def close(self) -> None:
-        """It ends, once it is done with what it has."""
-        self.line.close()
+    def check(self) -> None:
+        """Called whenever its answer was waited for in vain for LOOK_EVERY seconds. Long work is fine as long as it is
+        work: what counts is the time without any processor time of the helper. It is counted in looks, so that the time
+        in which this process was stopped as well does not count."""
+        used = _processor_time(self.process.pid)
+        self._silent = self._silent + LOOK_EVERY if used is not None and used == self._used else 0.0
+        self._used = used
+        if self._silent >= SILENCE:
+            raise self._hangs()
 
-    def _gone(self) -> UserError:
-        return UserError(f"a process that helps in {self.helps} has ended, for lack of memory perhaps")
+    def close(self) -> None:
+        """It ends at once, whatever it is doing."""
+        self.line.close()
+        self.process.kill()
+        self.process.join()
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:  # the line between has not moved for SILENCE seconds
+            raise self._hangs() from None
+        except (EOFError, OSError):
+            self.close()
+            raise self._told("has ended, for lack of memory perhaps") from None
+
+    def _hangs(self) -> HelperLost:
+        self.close()
+        return self._told(f"did nothing for {SILENCE:g} seconds, as if somebody had stopped it, and was ended")
+
+    def _told(self, what: str) -> HelperLost:
+        return HelperLost(f"a process that helps in {self.helps} {what} (with --threads 1 there is no such process)")
+
+
+def _limit(line: Connection, seconds: float) -> None:
+    """Sending and receiving fail with BlockingIOError when nothing moves for so long."""
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        end.setblocking(True)
+        for which in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+
+
+def _processor_time(pid: int | None) -> float | None:
+    """Return the seconds that a process has worked, None where the system does not tell."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _work(answer: Callable[..., Any], line: Connection, others: list[Connection]) -> None:

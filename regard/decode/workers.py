@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from regard import machine
 from regard.core.native import kernels
 from regard.machine import Fork
 
@@ -47,14 +48,17 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> It
     kernels()  # which all of them have then
     try:
         for _ in range(many):
-            helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding (with --threads 1, none does)"))
+            helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding"))
         waiting = iter(range(len(jobs)))
         busy = {}
         for helper in helpers:
             busy[helper.line] = helper, next(waiting)
             helper.tell(busy[helper.line][1])
         while busy:
-            for line in wait(list(busy)):
+            ready = wait(list(busy), machine.LOOK_EVERY)
+            for helper, _ in busy.values() if not ready else ():
+                helper.check()
+            for line in ready:
                 helper, number = busy.pop(line)  # type: ignore[call-overload]
                 done = helper.hear()
                 following = next(waiting, None)
@@ -64,6 +68,4 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> It
                 yield jobs[number], done
     finally:
         for helper in helpers:
-            helper.process.kill()
-            helper.process.join()
             helper.close()

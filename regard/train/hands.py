@@ -12,14 +12,15 @@ import atexit
 import gc
 import mmap
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.data.batches import Batch
-from regard.machine import Fork, give_back_memory
+from regard.machine import Fork, HelperLost, give_back_memory
 
 from .gradients import Gradients
 
@@ -43,7 +44,7 @@ class Hands:
         atexit.register(_close, weakref.ref(self))  # before multiprocessing waits for them
 
     def close(self) -> None:
-        """They end, once they are done with what they have."""
+        """All of them end, whatever they are doing."""
         for hand in self._hands:
             hand.close()
         gc.unfreeze()
@@ -54,18 +55,29 @@ class Hands:
     def give(self, shares: Sequence[Sequence[Batch]], count: int) -> None:
         """A share for each, of a step over `count` tokens; what they draw follows from torch's generator."""
         seeds = torch.randint(1 << 62, (len(self),)).tolist()
-        for hand, share, seed in zip(self._hands, shares, seeds, strict=True):
-            hand.tell(_plain(share), count, seed)
+        with self._all_or_none():
+            for hand, share, seed in zip(self._hands, shares, seeds, strict=True):
+                hand.tell(_plain(share), count, seed)
 
     def take(self) -> list[float]:
         """When all are done: their gradients are added to those that are here. The sums of -log p."""
         sums = []
-        for hand in self._hands:
-            nll, made = hand.hear()
-            sums.append(nll)
-            for index in made:
-                self.gradients.add(index, hand.made[index])
+        with self._all_or_none():
+            for hand in self._hands:
+                nll, made = hand.hear()
+                sums.append(nll)
+                for index in made:
+                    self.gradients.add(index, hand.made[index])
         return sums
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """When one is lost, the others end as well: nobody will ask for their answers."""
+        try:
+            yield
+        except HelperLost:
+            self.close()
+            raise
 
 
 def _close(known: weakref.ref[Hands]) -> None:
@@ -87,7 +99,7 @@ class _Hand(Fork):
             nll = sum(float(one) for one in learn([_batch(one) for one in share], count))
             return nll, sorted(gradients.made)
 
-        super().__init__(answer, others, "training (go on with --resume; with --threads 1 there is no such process)")
+        super().__init__(answer, others, "training")
 
 
 def _shared(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from safetensors.torch import load_model
 from regard.core import Model, UserError
 from regard.core.errors import short
 from regard.data.batches import Feed
+from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
 
 from . import checkpoint, schedule
@@ -129,6 +130,12 @@ class Trainer:
                 if self.pending or (self.stop.asked and not over):
                     self._pause()
                 self._finish()
+            except HelperLost as error:
+                if self.run is None:
+                    raise
+                raise UserError(
+                    f"{error}; go on from the last checkpoint: regard train --resume {short(self.run)}"
+                ) from None
             finally:
                 if self.journal:
                     self.journal.drop()

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import time
 
 import pytest
 
 from regard.core import UserError
 from regard.decode.workers import at_once
+from regard.machine import Fork
 
 JOBS = [[n] for n in range(7)]
 BY = pytest.mark.parametrize("forks", [True, False])
@@ -46,3 +48,79 @@ def test_who_has_enough_leaves_nobody_behind():
     jobs.close()
     with pytest.raises(ProcessLookupError):
         os.kill(helper, 0)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
+    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def _in_time():
+    """A test that waits for ever fails instead."""
+
+    def late(*_):
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("how", ["stopped", "waits"])
+def test_a_process_that_does_nothing_is_told(impatient, how, tmp_path):
+    def work(job):
+        if job[0] == 3:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else time.sleep(600)
+
+    with pytest.raises(UserError, match=r"helps in decoding did nothing for 3 seconds.*ended"):
+        list(at_once(JOBS, work, 2, True))
+    with pytest.raises(ProcessLookupError):  # not even a zombie
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_long_work_is_waited_for(impatient):
+    """However long, as long as it is work."""
+
+    def work(job):
+        until = time.process_time() + 5
+        while time.process_time() < until:
+            pass
+        return job[0]
+
+    assert sorted(done for _, done in at_once(JOBS[:2], work, 2, True)) == [0, 1]
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 24])
+def test_a_process_that_does_not_listen_is_told(impatient, size):
+    """Not even when what it is told is more than the line between holds."""
+    helper = Fork(len, [], "a test")
+    helper.tell("three")
+    assert helper.hear() == 5
+    os.kill(helper.process.pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"helps in a test did nothing for 3 seconds"):
+        _ = helper.tell(bytes(size)), helper.hear()
+    with pytest.raises(ProcessLookupError):
+        os.kill(helper.process.pid, 0)
+
+
+def test_an_answer_that_breaks_off_is_told(impatient):
+    """Stopped in the middle of saying it."""
+    helper = Fork(bytes, [], "a test")
+    helper.tell(1 << 26)
+    assert helper.line.poll(30)
+    os.kill(helper.process.pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"helps in a test did nothing for 3 seconds"):
+        helper.hear()
+
+
+def test_a_closed_helper_is_gone():
+    helper = Fork(len, [], "a test")
+    os.kill(helper.process.pid, signal.SIGSTOP)
+    helper.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(helper.process.pid, 0)

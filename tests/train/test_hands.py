@@ -173,3 +173,76 @@ def test_small_steps_are_left_to_one(model, learner, cores, monkeypatch):
 def test_shared_numbers_are_the_same():
     for tensor in (torch.randn(3, 4), torch.randn(()), torch.zeros(0, 3), torch.arange(5)):
         assert torch.equal(hands._shared(tensor), tensor)
+
+
+# A helper that is stopped, or hangs.
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Without the two minutes."""
+    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
+    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+
+
+@pytest.mark.parametrize("stopped", [[0], [1], [0, 1]])
+def test_a_process_that_is_stopped_is_told(model, learner, cores, impatient, stopped):
+    """And all are gone, the others too."""
+    cores(3)
+    one = learner(model(dropout=0.0))
+    one.advance(lambda: 1e-2)
+    every = [hand.process for hand in one._hands._hands]
+    for number in stopped:
+        os.kill(every[number].pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"helps in training did nothing for 3 seconds.*ended"):
+        one.advance(lambda: 1e-2)
+    assert torch.get_num_threads() == 3
+    for process in every:
+        with pytest.raises(ProcessLookupError):  # not even a zombie
+            os.kill(process.pid, 0)
+
+
+PROGRAM = """
+import os, signal, sys
+from regard import machine
+from regard.cli import main
+from regard.train import hands, learner
+
+machine.SILENCE, machine.LOOK_EVERY, learner.SPREAD = 3.0, 0.1, 1
+give, steps = hands.Hands.give, iter(range(99))
+
+def given(self, *arguments):
+    if next(steps) == 5 and sys.argv[1] == "stop":
+        for hand in self._hands:
+            os.kill(hand.process.pid, signal.SIGSTOP)
+        print("pids", *(hand.process.pid for hand in self._hands), flush=True)
+    give(self, *arguments)
+
+hands.Hands.give = given
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def run(command, *more):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command, *more], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_run_whose_helper_is_stopped_ends_and_goes_on(pairs, tmp_path):
+    out = tmp_path / "run"
+    given = ["train", "transformer", "--size", "tiny", "--data", str(pairs), "--tokenizer", "characters,pretokenised"]
+    given += ["--threads", "3", "--steps", "8", "--out", str(out), "--set", "train.save=2", "--set", "train.batch=80"]
+    given += ["--set", "model.width=8", "--set", "model.heads=2", "--set", "model.depth=1"]
+    done = run(["stop"], *given)
+    assert done.returncode == 2, done.stderr
+    told = done.stderr.strip().splitlines()[-1]
+    assert told.startswith("regard: a process that helps in training did nothing for 3 seconds")
+    assert f"the last checkpoint: regard train --resume {out}" in told
+    assert "Traceback" not in done.stderr
+    pids = next(line for line in done.stdout.splitlines() if line.startswith("pids")).split()[1:]
+    assert len(pids) == 2
+    assert not any(alive(int(pid)) for pid in pids)
+    done = run(["go on"], "train", "--resume", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stdout
