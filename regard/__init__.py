@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from .core import UserError, add_folder, build, restore, save, select, watch
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core import UserError, add_folder, build, restore, save, select, watch
     from .run import Run
 
 __all__ = ["UserError", "add_folder", "build", "load", "restore", "save", "select", "watch"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when something of regard is first asked for: the command line listens to Ctrl-C before that."""
+    if name != "core" and name not in __all__:
+        raise AttributeError(f"module 'regard' has no attribute '{name}'")
+    core = import_module(".core", __name__)
+    return core if name == "core" else getattr(core, name)
 
 
 def load(folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False) -> Run:

@@ -1,7 +1,33 @@
-"""`python -m regard`, where the command `regard` is not on the path."""
+"""The command `regard`, also as `python -m regard`. It listens to Ctrl-C before anything large is imported."""
 
+import os
+import signal
 import sys
+import threading
+from typing import Any
 
-from regard.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Return the exit code: see regard.cli.app."""
+    first = threading.current_thread() is threading.main_thread()  # which alone may ask for signals
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, and nobody else's
+    if first and usual:
+        signal.signal(signal.SIGINT, _stop)
+    from regard.cli import main as run
+
+    if first and usual:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = run()
+    if first and usual:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; torch takes a moment to unload
+    return code
+
+
+def _stop(*_: Any) -> None:
+    """End at once: nothing is lost yet, and a library in the middle of its import could swallow KeyboardInterrupt."""
+    os.write(2, b"regard: stopped\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from regard.core import UserError
+
+Result = TypeVar("Result")
 
 SILENCE = 120.0  # seconds without any work, after which a helper that should be working is ended
 LOOK_EVERY = 1.0  # seconds between two looks at one
@@ -149,6 +151,55 @@ def _try(answer: Callable[..., Any], *told: Any) -> Any:
         return error
     except Exception:
         return RuntimeError(traceback.format_exc())
+
+
+_command_lines: list[bool] = []  # one for each that runs in this process
+_left_behind: list[threading.Thread] = []
+
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """Inside, this process is that of the command `regard`, and nobody else's: see `interruptible`."""
+    _command_lines.append(True)
+    try:
+        yield
+    finally:
+        _command_lines.pop()
+
+
+def interruptible(work: Callable[[], Result]) -> Result:
+    """Return what `work` returns: something long, in a library that sees no signals. On the command line it is done in
+    another thread, so that Ctrl-C is heard at once; that thread is left behind then. Others are not disturbed."""
+    if not _command_lines or threading.current_thread() is not threading.main_thread():
+        return work()
+    made: list[Result] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.append(work())
+        except BaseException as error:  # to be raised where it is waited for
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        _left_behind.append(thread)
+        raise
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+def leave(code: int) -> None:
+    """End this process at once if a thread was left behind in a library: it would not end with the others."""
+    if any(thread.is_alive() for thread in _left_behind):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @cache

@@ -284,7 +284,7 @@ def test_interrupted(capsys, monkeypatch):
 
     monkeypatch.setattr(recipe, "names", stop)
     assert main(["systems"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "regard: stopped\n"
 
 
 def test_no_more_memory(capsys, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from regard import UserError, __version__
+from regard.machine import command_line, leave
 
 app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -50,11 +51,12 @@ def dump(data: Any) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0 when all is well, 1 when something does not hold, 2 when the user has to mend something, 130 after Ctrl-C."""
     try:
-        code = app(arguments, prog_name="regard", standalone_mode=False)
+        with command_line():
+            code = app(arguments, prog_name="regard", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return _stopped() if code == 130 else code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        return 130
+        return _stopped()
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -68,6 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"regard: {told}", file=sys.stderr)
         return 2
+
+
+def _stopped() -> int:
+    """After Ctrl-C, which typer makes an exit code of."""
+    print("regard: stopped", file=sys.stderr)
+    leave(130)
+    return 130
 
 
 def _memory(error: Exception) -> str | None:

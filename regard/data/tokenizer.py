@@ -22,6 +22,7 @@ import tokenizers
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest, short
+from regard.machine import interruptible
 
 from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps
 
@@ -81,7 +82,7 @@ class Tokenizer:
         if size < least and kind != "bytes":
             raise UserError(f"a tokenizer of {kind} needs a size of at least {least}, not {size}")
         try:
-            return cls(chosen.learn(texts, size, normal_steps(normalise, lowercase)))
+            return cls(interruptible(lambda: chosen.learn(texts, size, normal_steps(normalise, lowercase))))
         except BaseException as error:
             raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
 
