@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from regard.core import Model, UserError, build, restore
-from regard.core.errors import in_one_line, short
+from regard.core.errors import in_one_line, nearest, short, shown
+from regard.core.files import read_json
 from regard.core.paths import check_run_folder
-from regard.data.tokenizer import Tokenizer
+from regard.core.recipe import must_match
+from regard.data.tokenizer import Marks, Tokenizer
 from regard.decode import Several
 from regard.kernels.int8 import quantise
 from regard.run import Run
@@ -22,6 +23,28 @@ from regard.train import checkpoint
 if TYPE_CHECKING:
     from regard.use.nodes import NodeLabeller
     from regard.use.reader import Reader
+
+
+class Origin(TypedDict):
+    """Where a model came from that was made elsewhere."""
+
+    family: str
+    config: dict[str, Any]
+    tensors: list[str]
+
+
+class Told(TypedDict, total=False):
+    """The entries of run.json that something is read from."""
+
+    job: dict[str, Any]
+    tokenizers: list[str] | None
+    documents: bool
+    marks: Marks | None
+    target_marks: Marks | None
+    labels: list[str]
+    origin: Origin | None
+    images: dict[str, Any]
+    sessions: list[Any]
 
 
 def load(
@@ -70,6 +93,8 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     finished = checkpoint.finished(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
+        if face_of(model).takes == "texts":
+            raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
         return face_of(model)(model, folder, note)
     assert source is not None
     assert target is not None
@@ -115,11 +140,16 @@ FACES = {
     "span_corruption": "spans.SpanFiller",
     "transcribe": "transcribe.Transcriber",
 }
+WRITERS = ("next_token", "segments")  # what a Run has learned
 
 
 def face_of(model: Model) -> Any:
     """The class that answers with such a model."""
     objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
+    known = {face.split()[0] for face in FACES} | set(WRITERS)
+    if not isinstance(objective, str) or objective not in known:
+        near = nearest(str(objective), known)
+        raise UserError(f"recipe.toml: objective.part is {shown(objective)}, which is unknown{near}")
     reads = getattr(getattr(model, "embed", None), "reads", "text")
     module, _, face = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
     return getattr(import_module(f"regard.use.{module}"), face) if face else Run
@@ -131,6 +161,7 @@ def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
     if path is None:
         why = f" ({complaints[0]})" if complaints else ""
         raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
+    must_match(folder / "recipe.toml", path / checkpoint.MODEL)
     model = build(folder / "recipe.toml")
     checkpoint.read(path, model)
     note = f"this run is not finished: this is the model of step {numbers['step']:,}"
@@ -157,10 +188,4 @@ def about(folder: Path) -> dict[str, Any]:
     check_run_folder(folder)
     if not path.is_file():
         raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{short(path)} does not tell about a run")
-    return told
+    return read_json(path, Told)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, UserError, select
+from regard.core.memory import machine_memory, must_fit
 from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import Hypothesis, Request, Way, search, stream
@@ -35,6 +36,7 @@ AHEAD = 4096  # texts that are sorted by length together
 ALONE = 64  # rows, beams counted, that are enough for a thread of their own
 SIDE_BY_SIDE = 640  # rows of a batch; more gains nothing
 STATE = 1 << 29  # bytes that the states of all batches may take
+SCORES = 16  # bytes for every token of the vocabulary while a row is scored
 LONGEST = 10_000  # tokens of an input, where nothing else is said
 MOST = 200  # new tokens after a prompt, where nothing else is said
 HALF = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
@@ -300,10 +302,13 @@ class Run:
         return batches
 
     def _room(self, positions: int, way: Way, workers: int) -> int:
-        """Inputs of such a length that go together."""
-        if way.tokens:
-            return max(way.tokens // (way.beam * positions), 1)
+        """Inputs of such a length that go together. One that no memory could hold is refused."""
         state = self.model.cost(1, positions - 1).state
+        alone = way.beam * (state + SCORES * self.model.vocab)
+        if self.device.type == "cpu":
+            must_fit(f"an answer of {positions:,} positions with a beam of {way.beam:,}", alone)
+        if way.tokens:
+            return max(min(way.tokens // (way.beam * positions), machine_memory() // (2 * workers * alone)), 1)
         return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // way.beam, 1)
 
     def _answer(self, coded: list[Coded], way: Way, align: bool) -> list[list[Prediction]]:

@@ -130,7 +130,7 @@ def test_overrides(mine, capsys, case):
 
 FILES = {
     "not TOML": ("[model\nkind = 3", "mine.toml: is not TOML", "line 1"),
-    "not text": (b"\xff\xfe\x00", "mine.toml: is not TOML"),
+    "not text": (b"\xff\xfe\x00", "mine.toml cannot be read: 'utf-8' codec"),
     "empty": ("", "mine.toml: a recipe needs a [model]"),
     "a model that is a number": ("model = 3", "mine.toml: a recipe needs a [model]"),
     "unknown section": ("[modle]\nwidth = 3\n" + MINE, "unknown entry 'modle'", "'model'?"),

@@ -462,7 +462,7 @@ def test_folders_that_are_no_runs(folder, tmp_path):
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
         load(folder)
     (folder / "run.json").write_text("[]")
-    with pytest.raises(UserError, match="does not tell about a run"):
+    with pytest.raises(UserError, match=r"run\.json is no table"):
         load(folder)
     (folder / "run.json").unlink()
     with pytest.raises(UserError, match=r"is not a run folder: it holds no run\.json"):

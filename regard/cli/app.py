@@ -28,7 +28,9 @@ def _threads(many: int) -> int:
     return many
 
 
-Threads = Annotated[int, typer.Option(min=0, callback=_threads, help="Of the processor; 0: as many as torch takes.")]
+Threads = Annotated[
+    int, typer.Option(min=0, max=1024, callback=_threads, help="Of the processor; 0: as many as torch takes.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
@@ -81,7 +83,8 @@ def _stopped() -> int:
 
 def _memory(error: Exception) -> str | None:
     """What to do when a device has no more of it."""
-    if type(error).__name__ not in ("MemoryError", "OutOfMemoryError") and "DefaultCPUAllocator" not in str(error):
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not known and "DefaultCPUAllocator" not in str(error):
         return None
     return "there is not enough memory: take less at a time (train.batch, decode.tokens) or a smaller model"
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.core import Context, Model, UserError, restore
 from regard.core.errors import in_one_line
+from regard.core.files import read_json
 
 from .family import Config, every_family
-from .folder import read_json
 
 NEAR = 1e-4  # of the largest number
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import nearest, short
+from regard.core.memory import must_fit, stacks
 from regard.core.paths import copy_files
 from regard.data.tokenizer import Tokenizer
 from regard.folder import about, tokenizers
@@ -79,11 +80,13 @@ def come_in(source: Path, target: Path, pickle: bool, tick: Tick) -> Converted:
     config = folder.config | family.beside(folder)
     config = family.whole(config | family.seen(config, folder.known))
     recipe = family.recipe(config)
+    _check_depth(recipe, len(folder.known))
     model = shell(recipe)
     rules = list(family.rules(config, folder.known))
     _check_tensors(folder, family, config, rules, model)
     ours = {name: (rule, k) for rule in rules for k, name in enumerate(map(model.first.__getitem__, rule.ours))}
     plan = {name: Known(shape, folder.known[ours[name][0].theirs].dtype) for name, shape in model.shapes.items()}
+    must_fit("its largest tensor", max(map(size_of, folder.known.values()), default=0))
     tokenizers = tokenizers_of(folder, config)
     too_many = max((one.size for one in tokenizers), default=0)
     vocab = recipe["vocab"] if isinstance(recipe["vocab"], int) else max(recipe["vocab"])
@@ -215,6 +218,13 @@ def shell(recipe: recipes.Recipe) -> Shell:
     return Shell(shapes, names, sum(p.numel() for p in model.parameters()))
 
 
+def _check_depth(recipe: recipes.Recipe, tensors: int) -> None:
+    """Refuse more layers than there are tensors, before so many are built."""
+    for stack, _, depth in stacks(recipe["model"]):
+        if depth > tensors and stack.get("share") != "layers":
+            raise UserError(f"config.json says {depth:,} layers, and the weights are only {tensors:,} tensors")
+
+
 def _check_tensors(folder: Folder, family: Family, config: Config, rules: list[Rule], model: Shell) -> None:
     """Nothing missing, nothing left over, everything of the right shape."""
     aliases = family.aliases(config)
@@ -255,6 +265,8 @@ def _family_for(recipe: recipes.Recipe, told: dict[str, Any], to: str | None) ->
             raise UserError(f"unknown family '{to}'{nearest(to, known)}: {', '.join(sorted(known))}")
         return known[to]
     if told.get("origin"):
+        if told["origin"]["family"] not in known:
+            raise UserError(f"run.json: origin.family is '{told['origin']['family']}', which regard does not know")
         return known[told["origin"]["family"]]
     name = Path(str(told.get("job", {}).get("recipe", ""))).stem
     found = [family for family in known.values() if family.recipe_name == name or name in family.recipes]
@@ -324,6 +336,8 @@ def _labels(config: Config) -> list[str]:
     """Their names, by number; those that nobody named are LABEL_0, LABEL_1, ..."""
     if not config.get("id2label"):
         return [f"LABEL_{i}" for i in range(int(config.get("num_labels") or 2))]
+    if not all(number.isdecimal() for number in config["id2label"]):
+        raise UserError("config.json: id2label names labels by other things than their numbers")
     return [str(name) for _, name in sorted(config["id2label"].items(), key=lambda item: int(item[0]))]
 
 

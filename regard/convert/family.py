@@ -8,16 +8,42 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from regard.core import UserError, recipe
 from regard.core.errors import nearest
+from regard.core.files import Natural, Positive, Range, must_be
 
 from .folder import Folder
 from .rules import Key, Rule
 
 Config = dict[str, Any]
 FOLDER = Path(__file__).parent / "families"
+KINDS: dict[str, Any] = {  # of entries whose default does not tell what else they may be
+    "sliding_window": Positive | None, "num_key_value_heads": Positive | None, "head_dim": Positive | None,
+    "mem_len": Natural | None, "reuse_len": Natural | None, "max_window_layers": Natural, "type_vocab_size": Natural,
+    "expansion_ratio": Annotated[float, Range(0)], "alibi_bias_max": Annotated[float, Range(0)],
+    "clip_qkv": float | None, "softmax_scale": float | None, "layer_types": list[str] | None,
+    "cutoffs": list[Positive], "tie_projs": list[bool], "patch_size": Positive | list[Positive],
+    "image_size": Positive | list[Positive], "attn_type": int | str, "clamp_len": int, "sample_softmax": int,
+    "ext_len": int, "tgt_len": int,
+}  # fmt: skip
+SMALLEST, LARGEST = 1e-30, 100.0  # that is added before a norm divides
+
+
+def schema_of(name: str, default: Any) -> Any:
+    """The type of an entry of config.json: by its name, else by its default. A null leaves a number to the recipe."""
+    if name in KINDS:
+        return KINDS[name]
+    if name.endswith("_token_id"):
+        return int | list[int] | None
+    if name.endswith(("_eps", "_epsilon")):
+        return Annotated[float, Range(SMALLEST, LARGEST)] | None
+    if default is None:
+        return Positive | None
+    if isinstance(default, float):
+        return float | None
+    return Positive if type(default) is int else type(default)
 
 
 class Family:
@@ -98,6 +124,7 @@ class Family:
     def whole(self, config: Config) -> Config:
         """With what it leaves out, checked for what regard cannot do."""
         filled = _over(copy.deepcopy(self.defaults), config)
+        _check_entries(filled, self.defaults)
         for name, value in self.only.items():
             found = dig(filled, name, value)
             if found != value:
@@ -146,6 +173,17 @@ def family_of(config: Config) -> Family:
             f"{nearest(classes[0], family.architectures)}"
         )
     return family
+
+
+def _check_entries(config: Config, defaults: Config, inside: tuple[str, ...] = ()) -> None:
+    """Refuse values that no model can have: words for numbers, negative sizes, norms that divide by nothing."""
+    for name, default in defaults.items():
+        try:
+            must_be(config[name], schema_of(name, default))
+        except UserError as error:
+            raise UserError(error.message, (*inside, name, *error.path), "config.json") from None
+        if isinstance(default, dict):
+            _check_entries(config[name], default, (*inside, name))
 
 
 def dig(table: Any, path: str, default: Any = None) -> Any:

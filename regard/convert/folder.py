@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,10 +12,60 @@ from torch import Tensor
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.files import Positive, Range, read_json
 from regard.core.paths import check_model_folder, named_path
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt", "model.pth")
+
+
+class Rope(TypedDict, total=False):
+    """rope_scaling, or rope_parameters."""
+
+    rope_type: str | None
+    type: str | None
+    rope_theta: Annotated[float, Range(0)] | None
+    factor: Annotated[float, Range(0)] | None
+    low_freq_factor: float | None
+    high_freq_factor: float | None
+    beta_fast: float | None
+    beta_slow: float | None
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+    truncate: bool | None
+    partial_rotary_factor: float | None
+    original_max_position_embeddings: Positive | None
+
+
+class Config(TypedDict, total=False):
+    """The entries of config.json and generation_config.json that a family does not list among its defaults."""
+
+    model_type: str | None
+    architectures: list[str] | None
+    id2label: dict[str, Any] | None
+    num_labels: Annotated[int, Range(1, 1 << 24)]
+    add_pooling_layer: bool
+    scale_decoder_outputs: bool
+    tie_word_embeddings: bool
+    share_encoder_decoder_embeddings: bool
+    classifier_dropout: float | None
+    text_config: dict[str, Any] | None
+    vision_config: dict[str, Any] | None
+    attn_config: dict[str, Any] | None
+    rope_theta: Annotated[float, Range(0)] | None
+    rope_scaling: Rope | None
+    rope_parameters: Rope | None
+    partial_rotary_factor: float | None
+    original_max_position_embeddings: Positive | None
+    max_position_embeddings: Positive
+    bad_words_ids: list[Any] | None
+
+
+class Index(TypedDict):
+    """Of weights in several files: which tensor is in which."""
+
+    weight_map: dict[str, str]
 
 
 class Known(NamedTuple):
@@ -60,6 +109,8 @@ class Tensors:
 
     def _known(self, name: str) -> Known:
         part = self._files[str(self._where[name])].get_slice(name)
+        if part.get_dtype() not in TYPES:
+            raise UserError(f"{short(self._where[name])}: {name} is of the type {part.get_dtype()}, which is not read")
         return Known(tuple(part.get_shape()), TYPES[part.get_dtype()])
 
 
@@ -73,7 +124,7 @@ class Folder(Tensors):
             raise UserError(f"there is no folder '{short(self.path)}'")
         if os.path.lexists(self.path / "config.json"):
             check_model_folder(self.path)
-        self.config = read_json(self.path / "config.json")
+        self.config = read_json(self.path / "config.json", Config)
         if (self.path / WHOLE).is_file():
             self._open(self.path / WHOLE)
         elif (self.path / INDEX).is_file():
@@ -81,9 +132,9 @@ class Folder(Tensors):
         else:
             self._unpickle(pickle)
 
-    def table(self, name: str) -> dict[str, Any]:
+    def table(self, name: str, schema: Any = dict) -> dict[str, Any]:
         """A JSON file beside the weights; empty when there is none."""
-        return read_json(self.path / name) if (self.path / name).is_file() else {}
+        return read_json(self.path / name, schema) if (self.path / name).is_file() else {}
 
     def _shards(self, index: Path) -> None:
         places = self._places(index)
@@ -93,17 +144,17 @@ class Folder(Tensors):
             if self._where.get(name) != self.path / file:
                 raise UserError(f"{short(index)} says that {name} is in {file}, and it is not")
 
-    def _places(self, index: Path) -> dict[str, Any]:
+    def _places(self, index: Path) -> dict[str, str]:
         """Return the name of each tensor's file, as the index has it."""
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
+        places = read_json(index, Index)["weight_map"]
+        if not places:
             raise UserError(f"{short(index)} says of no tensor in which file it is (weight_map)")
         return places
 
-    def _listed(self, index: Path, places: dict[str, Any]) -> list[Path]:
+    def _listed(self, index: Path, places: dict[str, str]) -> list[Path]:
         """Return the files that an index names, all of them in this folder."""
         paths = []
-        for name in sorted(set(map(str, places.values()))):
+        for name in sorted(set(places.values())):
             path = named_path(self.path, name)
             if path is None or path.parent != self.path or not path.is_file():
                 raise UserError(f"{short(index)} names the file '{name}', which is not there")
@@ -128,10 +179,16 @@ class Folder(Tensors):
             except Exception as error:  # whatever an unpickler may say
                 raise UserError(f"{short(path)} cannot be read safely: {in_one_line(error)}") from None
             tensors = tensors.get("state_dict", tensors) if isinstance(tensors, dict) else tensors
-            if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-                raise UserError(f"{short(path)} is no table of tensors by name")
+            if not isinstance(tensors, dict) or not all(_is_plain(name, one) for name, one in tensors.items()):
+                raise UserError(f"{short(path)} is no table of plain tensors by name")
             self._loaded |= tensors
             self.known |= {name: Known(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+
+
+def _is_plain(name: Any, tensor: Any) -> bool:
+    """Whether this is a name and a dense tensor of a type that can be written down."""
+    dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
+    return isinstance(name, str) and dense and not tensor.is_meta and tensor.dtype in TYPES.values()
 
 
 TYPES = {
@@ -139,16 +196,3 @@ TYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A table."""
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{short(path.parent)} holds no {path.name}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{short(path)} is no table")
-    return told

@@ -19,6 +19,11 @@ ACTIVATIONS = {  # Hugging Face's name -> ours
 }  # fmt: skip
 
 
+def number(value: Any) -> float | None:
+    """A number with a fraction; a null leaves it to the recipe."""
+    return None if value is None else float(value)
+
+
 @dataclass(frozen=True)
 class Key:
     """An entry of config.json and where it stands in the recipe.

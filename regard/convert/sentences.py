@@ -3,19 +3,30 @@ it gives is brought to length one."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.core.errors import short
+from regard.core.files import Natural, read_json
 from regard.core.paths import named_path
-
-from .folder import read_json
 
 Table = dict[str, Any]
 POOLS = {"cls_token": "first", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}  # theirs -> ours
 LENGTHS = "sentence_bert_config.json"
+
+
+class Module(TypedDict):
+    """An entry of modules.json."""
+
+    type: str
+    path: str
+
+
+class Lengths(TypedDict, total=False):
+    """What LENGTHS says."""
+
+    max_seq_length: Natural | None
 
 
 def read(folder: Path) -> Table | None:
@@ -27,7 +38,7 @@ def read(folder: Path) -> Table | None:
     wanted = ["Transformer", "Pooling", "Normalize"]
     if list(kinds) not in (wanted, wanted[:2]):
         raise UserError(f"{short(path)} says {', '.join(kinds)}, and regard reads {', '.join(wanted)}, in this order")
-    longest = read_json(folder / LENGTHS).get("max_seq_length") if (folder / LENGTHS).is_file() else None
+    longest = read_json(folder / LENGTHS, Lengths).get("max_seq_length") if (folder / LENGTHS).is_file() else None
     pooling = named_path(folder, kinds["Pooling"])
     if pooling is None:
         raise UserError(f"{short(path)} names '{kinds['Pooling']}', which is not in this folder")
@@ -36,11 +47,7 @@ def read(folder: Path) -> Table | None:
 
 def _kinds(path: Path) -> dict[str, str]:
     """Kind of module -> its folder, in their order."""
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        return {module["type"].rpartition(".")[2]: module["path"] for module in listed}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    return {module["type"].rpartition(".")[2]: module["path"] for module in read_json(path, list[Module])}
 
 
 def _pool(folder: Path) -> str:

@@ -16,10 +16,12 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.files import read_json
 from regard.data.tokenizer import Marks, Tokenizer
 
 from . import spm, unigram
-from .folder import Folder, read_json
+from .folder import Config as Schema
+from .folder import Folder
 
 Config = dict[str, Any]
 ENDING = "</w>"  # of a piece that ends a word
@@ -29,24 +31,25 @@ WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p
 def marks_of(folder: Folder, config: Config) -> Marks:
     """Which tokens start, end and pad, which one an answer is made to begin with, and which are never said (Marian's
     padding); None: nobody says. Where several end a text, the others are `ends`."""
-    said = config | folder.table("generation_config.json")
+    said = config | folder.table("generation_config.json", Schema)
     text = said.get("text_config") if isinstance(said.get("text_config"), dict) else {}
 
     def number(*names: str) -> int | None:
         for name in names:
             value = said.get(name, text.get(name))
             value = value[0] if isinstance(value, list) and value else value
-            if isinstance(value, int):
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 return value
         return None
 
     both = bool(said.get("is_encoder_decoder"))
     start = number("decoder_start_token_id", "bos_token_id") if both else number("bos_token_id")
     forced = number("forced_bos_token_id") if both else None
-    never = [ids[0] for ids in said.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
+    alone = [ids[0] for ids in said.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
+    never = [one for one in alone if isinstance(one, int) and one >= 0]
     marks = {"start": start, "end": number("eos_token_id"), "pad": number("pad_token_id"), "forced": forced}
     several = said.get("eos_token_id")
-    ends = [one for one in several[1:] if isinstance(one, int)] if isinstance(several, list) else []
+    ends = [one for one in several[1:] if isinstance(one, int) and one >= 0] if isinstance(several, list) else []
     return marks | ({"never": never} if never else {}) | ({"ends": ends} if ends else {})
 
 
@@ -69,7 +72,7 @@ def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
 
 def _inner(path: Path, said: Config, kind: str | None) -> list[tokenizers.Tokenizer]:
     if (path / "tokenizer.json").is_file():
-        return [tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))]
+        return [Tokenizer.inner_of(path / "tokenizer.json")]
     if (path / "source.spm").is_file() and (path / "target.spm").is_file():
         numbers = read_json(path / "vocab.json")
         return [unigram.of_two(spm.read(path / f"{side}.spm"), numbers) for side in ("source", "target")]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .synonyms import SYNONYMS
 
+LONGEST = 1000  # characters of a message
+
 
 class UserError(ValueError):
     """A mistake in a recipe, a file or a call.
@@ -16,6 +18,8 @@ class UserError(ValueError):
 
     def __init__(self, message: str, path: tuple[str, ...] = (), file: str = ""):
         message = " ".join(message.split("\n"))
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST - 4]} ..."
         super().__init__(message)
         self.message = message
         self.path = path
@@ -60,6 +64,12 @@ def short(path: str | Path) -> str:
     """A path as one would type it here: relative when it is inside the working directory."""
     whole = Path(path).absolute()
     return str(whole.relative_to(Path.cwd())) if whole.is_relative_to(Path.cwd()) else str(whole)
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def in_one_line(error: BaseException) -> str:

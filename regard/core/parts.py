@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import types
 import typing
@@ -15,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import UserError, in_one_line, nearest, nearest_key, short
+from .errors import UserError, in_one_line, nearest, nearest_key, short, shown
 
 T = TypeVar("T")
 
@@ -24,7 +25,12 @@ BUILT_IN = REGARD / "parts"
 ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
 ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around
 SETTINGS = ("model", "train", "decode", "objective")  # sections of a recipe that hold them
-SIZES = ("width", "depth", "heads", "kv_heads", "dim", "hidden", "vocab")
+SIZES = {  # arguments that are at least 1, and the most that is taken: beyond it, building alone would have no end
+    "width": 1 << 17, "depth": 10_000, "heads": 1 << 13, "kv_heads": 1 << 13, "dim": 1 << 17, "hidden": 1 << 20,
+    "vocab": 1 << 24, "experts": 1 << 13, "length": 1 << 24, "classes": 1 << 24,
+    "max_distance": 1 << 20, "buckets": 1 << 16,
+}  # fmt: skip
+MOST = (1 << 31) - 1  # of any other whole number
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -248,8 +254,14 @@ def _check(where: str, key: str, value: Any, hint: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     right = bool in kinds if isinstance(value, bool) else isinstance(value, kinds) or (whole and float in kinds)
     if not right:
-        raise UserError(f"{where} must be {_words(hint)}, not {value!r}")
+        raise UserError(f"{where} must be {_words(hint)}, not {shown(value)}")
     if key in SIZES and whole and value < 1:
         raise UserError(f"{where} must be at least 1, not {value}")
+    if whole and key != "seed" and value > SIZES.get(key, MOST):
+        raise UserError(f"{where} must be at most {SIZES.get(key, MOST):,}, not {value:,}")
+    if key == "eps" and value is not None and value < 0:
+        raise UserError(f"{where} must not be negative, and is {value}")
     if (key == "dropout" or key.endswith("_dropout")) and not 0 <= value < 1:
         raise UserError(f"{where} must be at least 0 and below 1, not {value}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where} must be a number, not {value}")

@@ -14,8 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from .errors import UserError, in_one_line, nearest, short
+from .files import must_be, must_be_plain, read_text
+from .memory import in_bytes, model_bytes, must_fit
 from .model import Model
-from .parts import fit, make
+from .parts import SIZES, fit, make
 from .paths import check_files, check_run_folder, copy_files
 from .product import own_maps
 from .synonyms import SYNONYMS
@@ -24,6 +26,8 @@ from .towers import Towers
 FOLDER = Path(__file__).parent.parent / "recipes"
 FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
+
+SMALLEST = 16  # times smaller than in memory is a weight in a file at the most: two bits instead of float32
 
 Recipe = dict[str, Any]
 
@@ -64,6 +68,11 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
     for text in overrides:
         override(recipe, text)
     _has_model(recipe)
+    for section in ("objective", "train", "decode"):
+        try:
+            must_be(recipe.get(section, {}), dict)
+        except UserError as error:
+            raise error.inside(section) from None
     return recipe
 
 
@@ -81,12 +90,16 @@ def sizes(name: str | Path) -> list[str]:
 def read(name: str | Path) -> Recipe:
     """A recipe as it is written, with all its sizes."""
     path = _find(name)
+    text = read_text(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        written = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
         raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", file=called(path)) from None
+    try:
+        must_be_plain(written)
+    except UserError as error:
+        raise error.of(called(path)) from None
+    return written
 
 
 def called(name: str | Path) -> str:
@@ -139,7 +152,7 @@ def override(recipe: Recipe, text: str) -> None:
         raise UserError(f"override '{text}' should look like model.width=256")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         value = written.strip()
     allowed = [key for key in SECTIONS if key != "size"]
     if keys[0] not in allowed:
@@ -151,6 +164,7 @@ def override(recipe: Recipe, text: str) -> None:
         raise UserError(f"override '{text}': no entry '{keys[0]}'{hint}")
     here: Any = recipe
     try:
+        must_be_plain(value)
         for key in keys[:-1]:
             here = _enter(here, key)
         _set(here, keys[-1], value)
@@ -199,12 +213,21 @@ def build(
     try:
         if "vocab" not in made:
             raise UserError("which vocabulary size? Give vocab=...")
+        _check_vocab(made["vocab"])
+        must_fit("the model that it describes", model_bytes(made, _assemble))
         model = _assemble(made)
     except UserError as error:
         raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
     own_maps(model)
     return model
+
+
+def _check_vocab(vocab: Any) -> None:
+    """What else is wrong with it, the model says."""
+    for size in vocab if isinstance(vocab, list) else [vocab]:
+        if isinstance(size, int) and size > SIZES["vocab"]:
+            raise UserError(f"vocab must be at most {SIZES['vocab']:,}, not {size:,}")
 
 
 def _assemble(recipe: Recipe) -> Any:
@@ -253,6 +276,18 @@ def keep_origin(run: Path, out: Path) -> None:
         copy_files(run / "origin", out / "origin")
 
 
+def must_match(recipe: Path, weights: Path) -> None:
+    """Refuse a recipe that describes a model far larger than what its file holds, before memory is taken for it."""
+    made, held = load(recipe), weights.stat().st_size
+    size = model_bytes(made, _assemble) if "vocab" in made else 0
+    if size > SMALLEST * held:
+        raise UserError(
+            f"describes a model of {in_bytes(size)}, and {short(weights)} holds {in_bytes(held)}: they do not belong "
+            "together",
+            file=short(recipe),
+        )
+
+
 def restore(folder: str | Path, device: str = "cpu") -> Model:
     """The model that `save` wrote."""
     folder = Path(folder)
@@ -260,8 +295,9 @@ def restore(folder: str | Path, device: str = "cpu") -> Model:
     for name in FILES:
         if not (folder / name).is_file():
             raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
-    model = build(folder / "recipe.toml")
     weights = folder / "model.safetensors"
+    must_match(folder / "recipe.toml", weights)
+    model = build(folder / "recipe.toml")
     try:
         load_model(model, str(weights), device=device)
     except SafetensorError as error:

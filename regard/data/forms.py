@@ -34,6 +34,7 @@ FOREIGN = {
 }  # fmt: skip
 GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"
 BLOCK = 1 << 20
+ENDLESS = 1 << 28  # bytes of a line: nobody reads on, whatever is zipped there
 PIECE = 2000  # characters of a running text that are a record at the most
 ROOM = 20  # a line with columns may be so many times longer than the longest text in it
 
@@ -96,12 +97,15 @@ def check_contents(path: Path, form: str) -> None:
 
 def lines(path: Path, longest: int) -> Iterator[str | Bad]:
     """Every line without its end, or what is wrong with it. Only a line feed, or one after a carriage return, ends."""
-    rest, first = b"", True
+    rest, first, since = b"", True, 0
     with opened(path) as file:
         while block := file.read(BLOCK):
             if first:
                 block, first = block.removeprefix(BOM), False
             head, feed, tail = block.rpartition(b"\n")
+            since = len(tail) if feed else since + len(block)
+            if since > ENDLESS:
+                raise UserError(f"{short(path)} holds a line of more than {ENDLESS:,} bytes, which is no text")
             if not feed:
                 rest = (rest + block)[: 4 * longest + 2]  # no more than what shows that it is too long
                 continue

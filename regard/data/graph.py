@@ -9,7 +9,6 @@ A node whose label is -1 has no known class: its neighbours see it, and it is ne
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from regard.core import Pattern, UserError, find
 from regard.core.errors import in_one_line, short
 
+from .arrays import read_arrays
 from .batches import IGNORE, Batch
 
 PARTS = {"train": "train_idx", "dev": "val_idx", "test": "test_idx"}
@@ -81,10 +81,10 @@ def open_graph(path: str | Path) -> Graph:
     if len(files) != 1:
         count = f"{len(files)} of them: give the file itself" if files else "none"
         raise UserError(f"a graph is an .npz file, and {short(path)} holds {count}")
+    held = read_arrays(files[0])
     try:
-        with np.load(files[0], allow_pickle=False) as held:
-            return _checked(short(files[0]), dict(held))
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        return _checked(short(files[0]), held)
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{short(files[0])} cannot be read as a graph: {in_one_line(error)}") from None

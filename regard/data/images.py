@@ -8,10 +8,12 @@ preprocessor_config.json of the Hugging Face layout says the same in its own wor
 from __future__ import annotations
 
 import math
+import struct
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -19,12 +21,19 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, nearest, short
+from regard.core.errors import in_one_line, nearest, short, shown
+from regard.core.files import must_be
 from regard.core.parts import fit
 
 RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.items()}  # as Pillow numbers them
 MODES = {1: "L", 3: "RGB"}
 DEEP = ("I;16", "I;16L", "I;16B", "I")  # 16 bits a pixel
+BOMB = Image.DecompressionBombWarning
+BROKEN = (  # whatever Pillow may say of a damaged file
+    OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error, BOMB,
+    Image.DecompressionBombError,
+)  # fmt: skip
+LARGEST = 1 << 14  # side of a picture that a model looks at
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -58,10 +67,13 @@ class Lens:
         for name in ("size", "crop"):
             sides = getattr(self, name)
             sides = sides if isinstance(sides, list) else [] if sides is None else [sides]
-            if any(not isinstance(side, int) or side < 1 for side in sides) or len(sides) > 2:
-                raise UserError(f"{name} is height and width in pixels, not {getattr(self, name)!r}")
+            if any(not isinstance(side, int) or not 1 <= side <= LARGEST for side in sides) or len(sides) > 2:
+                raise UserError(
+                    f"{name} is height and width in pixels, up to {LARGEST:,}, not {shown(getattr(self, name))}"
+                )
         for name in ("mean", "std"):
             numbers = getattr(self, name)
+            must_be(numbers, list[float] | None)
             if numbers is not None and len(numbers) not in (1, self.channels):
                 raise UserError(f"{name} has {len(numbers)} numbers for {self.channels} channels")
 
@@ -88,6 +100,8 @@ class Lens:
         image = image.convert(MODES[self.channels])
         if self.size is not None:
             height, width = self._sides(image)
+            if height * width > LARGEST**2:
+                raise UserError(f"a picture of {image.width:,} x {image.height:,} pixels is too narrow to be resized")
             image = image.resize((width, height), RESAMPLE[self.resample])
         found = np.asarray(image)
         found = found[None] if found.ndim == 2 else np.moveaxis(found, -1, 0)
@@ -112,14 +126,17 @@ class Lens:
 def open_image(path: str | Path) -> Image.Image:
     """A picture in any form that Pillow reads, upright as the camera says."""
     try:
-        with Image.open(path) as image:
+        with (
+            warnings.catch_warnings(category=BOMB, action="error"),
+            Image.open(path) as image,
+        ):
             image.load()
             image = ImageOps.exif_transpose(image)
     except FileNotFoundError:
         raise UserError(f"there is no picture '{short(path)}'") from None
     except UnidentifiedImageError:
         raise UserError(f"{short(path)} is no picture that can be read: of no known form, or damaged") from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except BROKEN as error:
         raise UserError(f"{short(path)} cannot be read as a picture: {in_one_line(error)}") from None
     if image.mode in DEEP:
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
@@ -143,6 +160,21 @@ def usual(sides: Iterable[int], channels: int = 3, clip: bool = False) -> Lens:
     if clip:
         return Lens(min(sides), sides, "bicubic", mean=list(CLIP_MEAN), std=list(CLIP_STD))
     return Lens(sides, mean=list(HALF), std=list(HALF))
+
+
+class Preprocessor(TypedDict, total=False):
+    """The entries of preprocessor_config.json that are read."""
+
+    image_processor_type: str | None
+    feature_extractor_type: str | None
+    do_resize: bool
+    do_center_crop: bool
+    do_rescale: bool
+    do_normalize: bool
+    image_mean: list[float] | None
+    image_std: list[float] | None
+    rescale_factor: float
+    resample: int
 
 
 def from_preprocessor(told: dict[str, Any], channels: int = 3) -> Lens:

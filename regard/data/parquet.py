@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +18,8 @@ from .columns import Bad, Pick
 from .forms import Numbered, check_contents, opened, stamp
 
 ROWS = 4096  # read together
+GROWTH = 100  # times larger may a zipped file become
+BLOCK = 1 << 20
 
 
 class Parquet:
@@ -50,12 +51,20 @@ class Parquet:
             with tempfile.TemporaryFile() as spare:
                 if self.path.suffix.lower() == ".gz":  # Parquet is read from its end, which a gzip stream cannot do
                     with opened(self.path) as file:
-                        shutil.copyfileobj(file, spare)
+                        self._unzip(file, spare)
                 yield pq.ParquetFile(spare if spare.tell() else self.path, memory_map=True)
         except UserError:
             raise
         except (pa.ArrowException, OSError, MemoryError, ValueError, KeyError) as error:
             raise UserError(f"{self.name} is damaged, or no Parquet: {in_one_line(error)}") from None
+
+    def _unzip(self, file: IO[bytes], spare: IO[bytes]) -> None:
+        """Into a file of its own, unless it grows beyond what Parquet, which is compressed by itself, would."""
+        most = max(GROWTH * self.path.stat().st_size, BLOCK)
+        while block := file.read(BLOCK):
+            if spare.tell() + len(block) > most:
+                raise UserError(f"{self.name} becomes more than {GROWTH} times larger unzipped, and is no Parquet file")
+            spare.write(block)
 
     def key(self) -> list[Any]:
         return [stamp(self.path), self.pick.wanted]

@@ -7,7 +7,6 @@ seen.tsv             a file, a tab and what it shows, a picture a line
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from PIL import Image
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
 
+from .arrays import read_arrays
 from .batches import Batch
 from .folder import WORDS, beside
 from .images import Lens, open_image
@@ -169,11 +169,7 @@ def _folder(folder: Path, notes: list[str]) -> Shown:
 
 
 def _arrays(path: Path) -> dict[str, Shown]:
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = dict(held)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    arrays = read_arrays(path)
     parts = {}
     for part in PARTS:
         before = f"{part}_" if f"{part}_images" in arrays or part != "train" else ""

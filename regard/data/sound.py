@@ -83,12 +83,17 @@ def _chunks(data: bytes, path: Path) -> tuple[Form, bytes]:
     form, at = None, 12
     while at + 8 <= len(data):
         tag, size = data[at : at + 4], struct.unpack_from("<I", data, at + 4)[0]
-        body = data[at + 8 : at + 8 + size]  # a file that was cut, or written as a stream, gives what it has
+        body = data[at + 8 : at + 8 + size]
         if tag == b"fmt ":
             form = _form(body, name)
         elif tag == b"data":
             if form is None:
                 break
+            if len(body) < size:
+                raise UserError(
+                    f"{name} announces {size:,} bytes of samples, and holds {len(body):,}: it was cut off, or written "
+                    f"as a stream; write it anew, for example by `ffmpeg -i {path.name} {path.stem}-whole.wav`"
+                )
             return form, body
         at += 8 + size + size % 2
     raise UserError(f"{name} is a WAV file without {'samples' if form else 'a description of its samples'}")

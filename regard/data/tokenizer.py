@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import tokenizers
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, nearest, short
+from regard.core.files import Natural, read_text
 from regard.machine import interruptible
 
 from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps
+from .tame import must_be_tame
 
 VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
 
@@ -35,7 +38,17 @@ ROLES = {
     "end": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
-Marks = dict[str, Any]  # a number, or None, for start, end, pad and forced; a list of them for never and ends
+
+class Marks(TypedDict, total=False):
+    """The numbers of the tokens that mean something to a model that was made elsewhere; None: it has none."""
+
+    start: Natural | None
+    end: Natural | None
+    pad: Natural | None
+    unk: Natural | None
+    forced: Natural | None
+    never: list[Natural]
+    ends: list[Natural]
 
 
 class Tokenizer:
@@ -95,18 +108,26 @@ class Tokenizer:
     def load(cls, path: str | Path, marks: Marks | None = None) -> Tokenizer:
         """One that was saved here, or any tokenizer.json. Special tokens that it does not have are added to it, unless
         `marks` says what serves for them."""
-        name = short(path)
+        inner = cls.inner_of(Path(path))
         try:
-            text = Path(path).read_text(encoding="utf-8")
-            json.loads(text)
-        except OSError as error:
-            raise UserError(f"{name} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{name} is no tokenizer, not even JSON: {in_one_line(error)}") from None
-        try:
-            return cls(tokenizers.Tokenizer.from_str(text), marks)
+            return cls(inner, marks)
         except BaseException as error:
-            raise _told(error, f"{name} is no tokenizer") from None
+            raise _told(error, f"{short(path)} is no tokenizer") from None
+
+    @staticmethod
+    def inner_of(path: Path) -> tokenizers.Tokenizer:
+        """The library's tokenizer in a tokenizer.json, once it is known not to explode."""
+        text = read_text(path)
+        try:
+            must_be_tame(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise error.of(short(path)) from None
+            raise UserError(f"{short(path)} is no tokenizer, not even JSON: {in_one_line(error)}") from None
+        try:
+            return tokenizers.Tokenizer.from_str(text)
+        except BaseException as error:
+            raise _told(error, f"{short(path)} is no tokenizer") from None
 
     def save(self, path: str | Path) -> None:
         """Under another name first, so that there is never half a tokenizer."""
@@ -122,10 +143,11 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token numbers of each text, without start and end."""
-        try:
-            found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:  # half a surrogate pair is no text
-            found = self.inner.encode_batch_fast(_whole(texts), add_special_tokens=False)
+        with _without_panic():
+            try:
+                found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            except TypeError:  # half a surrogate pair is no text
+                found = self.inner.encode_batch_fast(_whole(texts), add_special_tokens=False)
         return [one.ids for one in found]
 
     def frame(self, texts: Sequence[str]) -> list[list[int]]:
@@ -133,13 +155,15 @@ class Tokenizer:
         sets, such as [CLS] and [SEP]; else the end mark."""
         if not self.sets_marks:
             return [[*ids, self.end] for ids in self.encode(texts)]
-        return [one.ids for one in self.inner.encode_batch_fast(_whole(texts), add_special_tokens=True)]
+        with _without_panic():
+            return [one.ids for one in self.inner.encode_batch_fast(_whole(texts), add_special_tokens=True)]
 
     def frame_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Two texts as one, with marks, and for each token the segment it is of: 0 or 1."""
         if self.sets_marks:
             both = [tuple(_whole(pair)) for pair in pairs]
-            return [(one.ids, one.type_ids) for one in self.inner.encode_batch(both, add_special_tokens=True)]
+            with _without_panic():
+                return [(one.ids, one.type_ids) for one in self.inner.encode_batch(both, add_special_tokens=True)]
         sides = zip(*(self.frame(side) for side in zip(*pairs, strict=True)), strict=True) if pairs else ()
         return [([*one, *two], [0] * len(one) + [1] * len(two)) for one, two in sides]
 
@@ -152,7 +176,8 @@ class Tokenizer:
         """The text, special tokens left out. Bytes that are no character become \ufffd, and those around them stay."""
         told = [i for i in map(int, ids) if i not in self.specials]
         if repr(self.inner.decoder) != repr(WITH_BYTES):
-            return self.inner.decode(told, skip_special_tokens=True)
+            with _without_panic():
+                return self.inner.decode(told, skip_special_tokens=True)
         names = (self.inner.id_to_token(i) or "" for i in told)  # the library gives up all bytes side by side for one
         return b"".join(VALUES.get(name) or name.encode() for name in names).decode("utf-8", "replace")
 
@@ -211,6 +236,17 @@ def _mark(inner: tokenizers.Tokenizer, marks: Marks, role: str, other: int) -> i
         return given
     found = (inner.token_to_id(name) for name in ROLES[role])
     return next((number for number in found if number is not None), other)
+
+
+@contextmanager
+def _without_panic() -> Iterator[None]:
+    """The library panics when a pattern of a tokenizer.json tries too many ways to match: refuse the tokenizer."""
+    try:
+        yield
+    except TypeError:
+        raise
+    except BaseException as error:
+        raise _told(error, "the tokenizer cannot work on this text") from None
 
 
 def _told(error: BaseException, what: str) -> BaseException:

@@ -105,6 +105,10 @@ class Shortlist:
         try:
             told = load_file(path)
             likely, common = told["likely"], told["common"]
+            if likely.dim() != 2 or common.dim() != 1 or likely.is_floating_point() or common.is_floating_point():
+                raise KeyError("tables of token numbers")
+            if not (likely.numel() and common.numel()) or int(common.min()) < 0:
+                raise KeyError("token numbers")
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
         if len(likely) != vocab[0] or max(int(likely.max()), int(common.max())) >= vocab[1]:

@@ -13,6 +13,8 @@ from .result import Hypothesis, Request, Stepper
 from .sample import Knobs, Seeds, sample
 from .speculative import Before, Smaller, speculate
 
+MOST = {"beam": 10_000, "best": 10_000, "most": 1 << 17, "guess": 1 << 10}  # beyond these, an answer never comes
+STEEPEST = 10.0  # exponent of a length
 DRAWN = ("top_k", "top_p", "min_p")  # what says how to draw
 
 
@@ -68,6 +70,10 @@ class Way:
         ):
             if getattr(self, name) < least:
                 raise UserError(f"decode.{name} must be at least {least}, not {getattr(self, name)}")
+            if getattr(self, name) > MOST.get(name, getattr(self, name)):
+                raise UserError(f"decode.{name} must be at most {MOST[name]:,}, not {getattr(self, name):,}")
+        if abs(self.penalty) > STEEPEST:
+            raise UserError(f"decode.penalty must be from {-STEEPEST} to {STEEPEST}, not {self.penalty}")
         if self.stop not in STOPS:
             raise UserError(f"decode.stop must be {STOPS[0]}, {STOPS[1]} or {STOPS[2]}, not '{self.stop}'")
         if self.temperature < 0 or self.repetition <= 0 or (self.seed or 0) < 0:

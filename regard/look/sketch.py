@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
-import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from regard.core import Model, Position, Stack, Towers, UserError, build
+from regard.core.memory import Weightless
 from regard.core.recipe import Recipe
 
-MAKERS = (torch.empty, torch.rand, torch.randn)
 SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}  # tables in [model], by kind
-FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
-FILLERS |= {fill for name, fill in vars(nn.init).items() if name.endswith("_") and callable(fill)}
-
-
-class Weightless(TorchFunctionMode):
-    """Weights are made on the device that holds nothing, and filling them is skipped. Everything else is done as ever:
-    torch.device("meta") for all of it takes seconds the first time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        given = dict(kwargs or {})
-        if func in FILLERS:
-            target = args[0] if args else given["tensor"]
-            return target if target.is_meta else func(*args, **given)
-        if func in MAKERS and given.get("device") is None and given.get("generator") is None:
-            given["device"] = "meta"
-        return func(*args, **given)
 
 
 def sketch(recipe: Recipe) -> Model:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.files import read_json
 from regard.core.paths import check_run_folder, sync
 
 MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
@@ -114,7 +115,7 @@ def check(path: Path) -> dict[str, Any]:
         for name in (MODEL, TENSORS, NUMBERS):
             if _hash(path / name) != written[name]:
                 raise UserError(f"{short(path / name)} is damaged: its contents are not what was written")
-        return json.loads((path / NUMBERS).read_text(encoding="utf-8"))
+        return read_json(path / NUMBERS)
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:

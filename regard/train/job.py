@@ -19,6 +19,7 @@ import torch
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
+from regard.core.files import must_be
 from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, overlap
 from regard.decode import Way
@@ -33,6 +34,8 @@ from .loop import Progress, Trainer
 from .session import PATHS, session, whole
 from .settings import Settings
 from .tasks import Say, Task, Tick, task_of, unseen
+
+THREADS = 1024  # at the most
 
 
 @dataclass
@@ -91,6 +94,8 @@ class Prepared:
 
     def __init__(self, job: Job, say: Say, tick: Tick, told: dict[str, Any] | None, bounds: dict[str, float] | None):
         self.job, self.folder, self.say, self.tick, self.told = job, Path(job.run), say, tick, told
+        if not 0 <= job.threads <= THREADS:
+            raise UserError(f"threads must be from 0 to {THREADS:,}, not {job.threads:,}")
         if job.threads:
             torch.set_num_threads(job.threads)
         self.chosen: list[Choice] = []
@@ -317,8 +322,9 @@ def resume(
     with checkpoint.alone(run):
         told = about(run)
         try:
+            must_be(told["job"], Job)
             job = Job(**told["job"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, UserError) as error:
             raise UserError(f"{short(run / 'run.json')} does not describe a run: {in_one_line(error)}") from None
         there = {"device": job.device if device is None else device, "threads": threads or job.threads}
         return Prepared(replace(job, run=str(run), **there), say, tick, told, bounds)

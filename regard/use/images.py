@@ -5,7 +5,6 @@ regard.load("runs/x").predict(["cat.png"])[0][0].text
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,9 +17,9 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Context, Model, UserError
-from regard.core.errors import in_one_line, short
+from regard.core.files import read_json
 from regard.data.batches import Batch
-from regard.data.images import Lens, from_preprocessor, usual
+from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
 from regard.data.pictures import Shown, open_part, open_pictures
 from regard.decode import Way
 from regard.folder import about
@@ -41,10 +40,7 @@ def lens_of(folder: Path | None, model: Model, clip: bool = False) -> Lens:
             return Lens.read(told["images"])
         path = folder / PREPROCESSOR
         if path.is_file():
-            try:
-                return from_preprocessor(json.loads(path.read_text(encoding="utf-8")), channels)
-            except (OSError, ValueError) as error:
-                raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+            return from_preprocessor(read_json(path, Preprocessor), channels)
     return usual(sides, channels, clip)
 
 

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, nearest, short
+from regard.core.errors import nearest
+from regard.core.files import Natural, must_be, read_json
 from regard.data.tokenizer import Tokenizer
 from regard.decode.result import Rule
 from regard.decode.rules import never, not_first, times, together
@@ -21,6 +21,19 @@ from regard.folder import about
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 TASKS = ("transcribe", "translate")
 TOLD = Path("origin", "generation_config.json")
+
+
+class Generation(TypedDict, total=False):
+    """The entries of generation_config.json, or of config.json, that are read."""
+
+    decoder_start_token_id: Natural | None
+    no_timestamps_token_id: Natural
+    lang_to_id: dict[str, Natural] | None
+    task_to_id: dict[str, Natural] | None
+    is_multilingual: bool
+    suppress_tokens: list[int] | None
+    begin_suppress_tokens: list[int] | None
+    max_initial_timestamp_index: Natural | None
 
 
 class Speech(NamedTuple):
@@ -51,7 +64,8 @@ class Speech(NamedTuple):
         tasks = told.get("task_to_id") or {task: i for name, task in names.items() if (i := number(name)) is not None}
         if not told.get("is_multilingual", True):
             languages, tasks = {}, {}
-        barred = [told.get(name) or () for name in ("suppress_tokens", "begin_suppress_tokens")]
+        listed = (told.get(name) or () for name in ("suppress_tokens", "begin_suppress_tokens"))
+        barred = [[token for token in some if token >= 0] for some in listed]
         return cls(start, tokenizer.end, languages, tasks, plain, plain - 1, *barred,
                    latest=told.get("max_initial_timestamp_index"))  # fmt: skip
 
@@ -93,11 +107,10 @@ def _told(folder: Path | None) -> dict[str, Any]:
     """What a converted model came with: config.json, and what goes before it, generation_config.json."""
     if folder is None:
         return {}
-    told = about(folder).get("origin", {}).get("config", {}) if (folder / "run.json").is_file() else {}
+    origin = about(folder).get("origin") if (folder / "run.json").is_file() else None
+    told = origin["config"] if origin else {}
+    must_be(told, Generation)
     path = folder / TOLD
     if not path.is_file():
         return told
-    try:
-        return told | json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    return told | read_json(path, Generation)

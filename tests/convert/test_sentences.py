@@ -70,7 +70,7 @@ def test_sentences_that_are_not_read(change, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read(tmp_path)
     (tmp_path / "modules.json").write_text("[1]")
-    with pytest.raises(UserError, match=r"modules.json cannot be read"):
+    with pytest.raises(UserError, match=r"modules.json: \[0\]: is 1, and should be a table"):
         read(tmp_path)
 
 

@@ -209,9 +209,9 @@ def test_existing(tmp_path):
 def test_no_tokenizer(data, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
-    with pytest.raises(UserError, match="is no tokenizer"):
+    with pytest.raises(UserError, match=r"is no tokenizer|cannot be read: 'utf-8'"):
         Tokenizer.load(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"holds no none\.json"):
         Tokenizer.load(tmp_path / "none.json")
     with pytest.raises(UserError, match="cannot be read"):
         Tokenizer.load(tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
+from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
 from regard.core import UserError
 
 from .vit import preprocessor, square
@@ -35,7 +35,7 @@ def tower(side: str, *norms: str) -> tuple[Key, ...]:
         Key(f"{theirs}.num_attention_heads", f"{ours}.heads"),
         Key(f"{theirs}.intermediate_size", f"{ours}.layer.0.feedforward.hidden"),
         Key(f"{theirs}.hidden_act", f"{ours}.layer.0.feedforward.activation", ACTIVATIONS),
-        Key(f"{theirs}.attention_dropout", f"{ours}.layer.0.mixer.weight_dropout", into=float),
+        Key(f"{theirs}.attention_dropout", f"{ours}.layer.0.mixer.weight_dropout", into=number),
         Key(f"{theirs}.layer_norm_eps", places),
     )
 

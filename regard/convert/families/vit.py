@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.convert.encoder import labels
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
+from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
 from regard.core import UserError
 from regard.core.recipe import Recipe
 from regard.data.images import Lens, to_preprocessor
@@ -56,8 +56,8 @@ class Vit(Family):
         Key("num_attention_heads", "model.heads"),
         Key("intermediate_size", "model.layer.0.feedforward.hidden"),
         Key("hidden_act", "model.layer.0.feedforward.activation", ACTIVATIONS),
-        Key("hidden_dropout_prob", "model.dropout", into=float),
-        Key("attention_probs_dropout_prob", "model.layer.0.mixer.weight_dropout", into=float),
+        Key("hidden_dropout_prob", "model.dropout", into=number),
+        Key("attention_probs_dropout_prob", "model.layer.0.mixer.weight_dropout", into=number),
         Key("layer_norm_eps", ("model.norm.eps", "model.layer.0.wiring.norm.eps")),
         Key("image_size", "model.embed.image"),
         Key("patch_size", "model.embed.patch", into=square),

@@ -95,10 +95,10 @@ def _from_file(path: str) -> Tensor:
         raise UserError(f"a matrix is read from an .npy or .safetensors file, not '{path}'")
     try:
         if suffix == ".npy":
-            held = [torch.from_numpy(np.load(path, allow_pickle=False))]
+            held = [torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))]
         else:
             held = list(load_file(path).values())
-    except (OSError, ValueError, TypeError, EOFError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, EOFError, OverflowError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or in_one_line(error)
         raise UserError(f"no matrix can be read from '{path}': {why}") from None
     if len(held) != 1:

@@ -1,0 +1,158 @@
+"""Tables from files that anybody may have written: read within bounds, and checked for what they must hold.
+
+A schema is a Python type: `read_json(path, Told)` refuses a file whose entries are not of the types that the TypedDict
+`Told` gives them, and says which entry, what it holds and what it should hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from .errors import UserError, in_one_line, short, shown
+
+MOST = 1 << 27  # bytes of a JSON or TOML file
+DEEPEST = 40  # tables inside of tables
+
+
+class Range(NamedTuple):
+    """The numbers that an entry may be: Annotated[int, Range(1)]."""
+
+    least: float
+    most: float = math.inf
+
+
+Natural = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
+NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of bounded size."""
+    try:
+        if path.stat().st_size > MOST:
+            raise UserError(f"{short(path)} has {path.stat().st_size:,} bytes, and {MOST:,} are read at most")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{short(path.parent)} holds no {path.name}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or in_one_line(error)
+        raise UserError(f"{short(path)} cannot be read: {reason}") from None
+
+
+def read_json(path: Path, schema: Any = dict) -> Any:
+    """What a JSON file holds, checked against a type; a table, where none is given."""
+    text = read_text(path)
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+    if (schema is dict or typing.is_typeddict(schema)) and not isinstance(told, dict):
+        raise UserError(f"{short(path)} is no table")
+    try:
+        must_be_plain(told)
+        must_be(told, schema)
+    except UserError as error:
+        raise error.of(short(path)) from None
+    return told
+
+
+def must_be_plain(value: Any, depth: int = 0) -> None:
+    """Refuse numbers of more than 64 bits and tables nested beyond all use: nothing later has to expect them."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError("holds a whole number of more than 64 bits")
+    if not isinstance(value, dict | list):
+        return
+    if depth == DEEPEST:
+        raise UserError(f"holds tables or lists that are nested more than {DEEPEST} deep")
+    for one in value.values() if isinstance(value, dict) else value:
+        must_be_plain(one, depth + 1)
+
+
+def must_be(value: Any, schema: Any) -> None:
+    """Refuse a value that is not of a type. The type is made of int, float, str, bool, None, Any, list[...],
+    dict[str, ...], unions, TypedDicts, dataclasses, and Annotated numbers with a Range. A float is finite."""
+    bare, bounds = _taken_apart(schema)
+    if bare is Any:
+        return
+    if isinstance(bare, types.UnionType) or typing.get_origin(bare) is typing.Union:
+        return _one_of(value, typing.get_args(bare))
+    origin = typing.get_origin(bare) or bare
+    if not _is(value, origin):
+        raise UserError(f"is {shown(value)}, and should be {words(bare)}")
+    if bounds is not None and not bounds.least <= value <= bounds.most:
+        most = "" if bounds.most == math.inf else f" and at most {bounds.most:,}"
+        raise UserError(f"is {shown(value)}, and should be at least {bounds.least:,}{most}")
+    inner = typing.get_args(bare)
+    if origin is list and inner:
+        for number, one in enumerate(value):
+            _inside(f"[{number}]", one, inner[0])
+    elif origin is dict and inner:
+        for key, one in value.items():
+            _inside(str(key), one, inner[1])
+    elif _has_fields(origin):
+        for key in sorted(getattr(origin, "__required_keys__", ())):
+            if key not in value:
+                raise UserError(f"has no '{key}'")
+        for key, hint in _fields(origin).items():
+            if key in value:
+                _inside(key, value[key], hint)
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...]) -> None:
+    """The error of the first kind that a value resembles is the one that helps."""
+    for kind in kinds:
+        bare = _taken_apart(kind)[0]
+        if _is(value, typing.get_origin(bare) or bare):
+            return must_be(value, kind)
+    raise UserError(f"is {shown(value)}, and should be {' or '.join(map(words, kinds))}")
+
+
+def _inside(entry: str, value: Any, schema: Any) -> None:
+    try:
+        must_be(value, schema)
+    except UserError as error:
+        raise error.inside(entry) from None
+
+
+def _taken_apart(schema: Any) -> tuple[Any, Range | None]:
+    if typing.get_origin(schema) is not Annotated:
+        return schema, None
+    bare, *more = typing.get_args(schema)
+    return bare, next((one for one in more if isinstance(one, Range)), None)
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _has_fields(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or hasattr(kind, "__dataclass_fields__")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind, whatever is inside it."""
+    if kind is Any:
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is None or kind is type(None):
+        return value is None
+    return isinstance(value, dict if _has_fields(kind) else kind)
+
+
+def words(schema: Any) -> str:
+    """How a sentence calls a type."""
+    bare = _taken_apart(schema)[0]
+    origin = typing.get_origin(bare) or bare
+    if origin is list:
+        return "a list"
+    return NAMES.get(type(None) if bare is None else origin, "a table")

@@ -1,0 +1,125 @@
+"""How much memory a model will take, known before any is taken: a recipe that the machine cannot hold is refused.
+
+The model is built without its weights, every stack with one layer of each kind, and layers are counted as often as the
+recipe has them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .errors import UserError
+
+MAKERS = (torch.empty, torch.rand, torch.randn)
+FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
+FILLERS |= {fill for name, fill in vars(nn.init).items() if name.endswith("_") and callable(fill)}
+SMALL = 1 << 30  # bytes: a model that cannot be larger is not counted
+COPIES = 16  # square matrices of the largest size that a layer may have, by which "cannot be larger" is judged
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+class Weightless(TorchFunctionMode):
+    """Weights are made on the device that holds nothing, and filling them is skipped. Everything else is done as ever:
+    torch.device("meta") for all of it takes seconds the first time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = dict(kwargs or {})
+        if func in FILLERS:
+            target = args[0] if args else given["tensor"]
+            return target if target.is_meta else func(*args, **given)
+        if func in MAKERS and given.get("device") is None and given.get("generator") is None:
+            given["device"] = "meta"
+        return func(*args, **given)
+
+
+def machine_memory() -> int:
+    """Bytes that this process may take: what the machine has, or less where a container or a limit says so."""
+    known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in LIMITS:
+        try:
+            known.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # there is none, or it says "max"
+            continue
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return min([*known, *([] if limit == resource.RLIM_INFINITY else [limit])])
+
+
+def in_bytes(count: int) -> str:
+    """1,234 -> '1.2 kB'."""
+    size, units = float(count), ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:,.0f} {units[0]}" if units[0] == "bytes" else f"{size:,.1f} {units[0]}"
+
+
+def must_fit(what: str, size: int) -> None:
+    """Refuse what is larger than the memory of this machine, unless what is made now takes none."""
+    if torch.empty(0).is_meta:
+        return
+    there = machine_memory()
+    if size > there:
+        raise UserError(f"{what} takes {in_bytes(size)} of memory, and this machine has {in_bytes(there)}")
+
+
+def model_bytes(recipe: dict[str, Any], assemble: Callable[[dict[str, Any]], nn.Module]) -> int:
+    """Bytes of the weights of a recipe's model, without taking them; 0 for one that is small in any case, or that
+    cannot be built so. assemble: builds a recipe."""
+    if _at_most(recipe) < SMALL or torch.empty(0).is_meta:
+        return 0
+    short = copy.deepcopy(recipe)
+    found = list(stacks(short["model"]))
+    for stack, kinds, depth in found:
+        stack["depth"] = min(kinds, depth)
+    try:
+        once = _counted(short, assemble)
+        total = once
+        for stack, kinds, depth in found:
+            if depth > kinds:
+                stack["depth"] = 2 * kinds
+                total += (_counted(short, assemble) - once) * (depth - kinds) // kinds
+                stack["depth"] = kinds
+        return total
+    except UserError:  # whatever is wrong is told about the recipe as it is written
+        return 0
+
+
+def _counted(recipe: dict[str, Any], assemble: Callable[[dict[str, Any]], nn.Module]) -> int:
+    with Weightless():
+        model = assemble(recipe)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def stacks(table: dict[str, Any], outer: int = 1) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """The tables of stacks, with how many kinds of layers and how many layers each has."""
+    depth = table.get("depth", outer)
+    for side in ("encoder", "decoder", "image", "text"):
+        if isinstance(table.get(side), dict):
+            yield from stacks(table[side], depth)
+    layers = table.get("layer")
+    if isinstance(layers, dict | list) and layers and isinstance(depth, int):
+        yield table, len(layers) if isinstance(layers, list) else 1, depth
+
+
+def _at_most(recipe: dict[str, Any]) -> int:
+    """A rough bound of the bytes: so many square matrices of the largest number for every layer."""
+    largest = max(_numbers([recipe["model"], recipe.get("vocab", 1)]), default=1)
+    depth = sum(depth for _, _, depth in stacks(recipe["model"]))
+    return largest**2 * 4 * COPIES * max(depth, 1)
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield abs(value)
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(one)

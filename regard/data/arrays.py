@@ -1,0 +1,48 @@
+"""The arrays of an .npz file: what they announce is checked against what is there before memory is taken."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from regard.core import UserError
+from regard.core.errors import in_one_line, short
+from regard.core.memory import must_fit
+
+BROKEN = (
+    OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError,
+    TypeError, OverflowError, MemoryError,
+)  # fmt: skip
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """By name. Objects, which would be pickles, are refused."""
+    try:
+        with zipfile.ZipFile(path) as held:
+            must_fit(f"{short(path)}, unzipped,", sum(one.file_size for one in held.infolist()))
+            for one in held.infolist():
+                _must_hold(held, one)
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except BROKEN as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
+
+
+def _must_hold(held: zipfile.ZipFile, one: zipfile.ZipInfo) -> None:
+    """Refuse an array whose header announces more than the file has."""
+    if not one.filename.endswith(".npy"):
+        return
+    with held.open(one) as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+        announced = math.prod(shape) * dtype.itemsize
+        if announced > one.file_size:
+            raise ValueError(f"{one.filename} announces {announced:,} bytes, and holds {one.file_size:,}")
