@@ -12,7 +12,9 @@ import types
 import typing
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
+
+from numpy.lib import format as npy
 
 from .errors import UserError, in_one_line, short, shown
 
@@ -60,6 +62,14 @@ def read_json(path: Path, schema: Any = dict) -> Any:
     except UserError as error:
         raise error.of(short(path)) from None
     return told
+
+
+def announced_bytes(file: IO[bytes]) -> int:
+    """The size of the array that the header of an .npy file announces."""
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return math.prod(shape) * dtype.itemsize
 
 
 def must_be_plain(value: Any, depth: int = 0) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
-from numpy.lib import format as npy
 
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
+from regard.core.files import announced_bytes
 from regard.core.memory import must_fit
 
 BROKEN = (
@@ -40,9 +39,6 @@ def _must_hold(held: zipfile.ZipFile, one: zipfile.ZipInfo) -> None:
     if not one.filename.endswith(".npy"):
         return
     with held.open(one) as file:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(file)
-        announced = math.prod(shape) * dtype.itemsize
+        announced = announced_bytes(file)
         if announced > one.file_size:
             raise ValueError(f"{one.filename} announces {announced:,} bytes, and holds {one.file_size:,}")

@@ -126,12 +126,12 @@ class Lens:
 def open_image(path: str | Path) -> Image.Image:
     """A picture in any form that Pillow reads, upright as the camera says."""
     try:
-        with (
-            warnings.catch_warnings(category=BOMB, action="error"),
-            Image.open(path) as image,
-        ):
-            image.load()
-            image = ImageOps.exif_transpose(image)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", BOMB)
+            with Image.open(path) as image:
+                image.load()
+                image = ImageOps.exif_transpose(image)
     except FileNotFoundError:
         raise UserError(f"there is no picture '{short(path)}'") from None
     except UnidentifiedImageError:

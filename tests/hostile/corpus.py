@@ -10,6 +10,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -52,7 +53,7 @@ FAMILIES = {  # recipe -> its size, and what makes it tiny
 
 def hugging_face_folder(recipe: str, folder: Path) -> Path:
     """A tiny model in the Hugging Face layout, made without transformers."""
-    run, out = folder / "run", folder / recipe
+    run, out = folder / "made", folder / recipe
     size, overrides = FAMILIES[recipe]
     torch.manual_seed(3)
     model = regard.build(recipe, size, 31, overrides)
@@ -156,7 +157,8 @@ def _watch(event: str, given: tuple) -> None:
     for path in paths:
         if isinstance(path, str | bytes | os.PathLike):
             whole = Path(os.path.realpath(os.fsdecode(path)))
-            if not any(whole.is_relative_to(folder) for folder in (*_allowed, Path("/dev"))):
+            nameless = str(whole) == os.path.realpath(tempfile.gettempdir())  # a file that goes with its process
+            if not nameless and not any(whole.is_relative_to(folder) for folder in (*_allowed, Path("/dev"))):
                 _outside.append(f"{event} {whole}")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.core import Pattern, UserError
 from regard.core.errors import in_one_line
+from regard.core.files import announced_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,10 @@ def _from_file(path: str) -> Tensor:
         raise UserError(f"a matrix is read from an .npy or .safetensors file, not '{path}'")
     try:
         if suffix == ".npy":
-            held = [torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))]
+            with open(path, "rb") as file:
+                if announced_bytes(file) > Path(path).stat().st_size:
+                    raise ValueError("its header announces more than it holds")
+            held = [torch.from_numpy(np.load(path, allow_pickle=False))]
         else:
             held = list(load_file(path).values())
     except (OSError, ValueError, TypeError, EOFError, OverflowError, SafetensorError) as error:
