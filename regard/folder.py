@@ -12,6 +12,7 @@ import torch
 from regard.core import Model, UserError, build, restore
 from regard.core.errors import in_one_line, nearest, short, shown
 from regard.core.files import read_json
+from regard.core.parts import takes
 from regard.core.paths import check_run_folder
 from regard.core.recipe import must_match
 from regard.data.tokenizer import Marks, Tokenizer
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
     from regard.use.reader import Reader
 
 
-class Origin(TypedDict):
-    """Where a model came from that was made elsewhere."""
+class Made(TypedDict):
+    """By what kind of model elsewhere."""
 
     family: str
+
+
+class Origin(Made, total=False):
+    """Where a model came from that was made elsewhere."""
+
     config: dict[str, Any]
     tensors: list[str]
 
@@ -93,7 +99,7 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     finished = checkpoint.finished(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
-        if face_of(model).takes == "texts":
+        if takes(face_of(model), "source"):
             raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
         return face_of(model)(model, folder, note)
     assert source is not None

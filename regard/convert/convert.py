@@ -137,6 +137,8 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
         raise UserError(f"{short(run)}: a model with passes ({recipe['model']['passes']}) has no place in the Hugging "
                         "Face layout: merge LoRA first (regard merge)")  # fmt: skip
     origin = told.get("origin") or {}
+    if missing := [key for key in ("config", "tensors") if origin and key not in origin]:
+        raise UserError(f"{short(run / 'run.json')}: origin has no '{missing[0]}', without which it cannot go back")
     family = _family_for(recipe, told, to)
     config = _config(family, recipe, origin) | ({} if origin else _marks(run, recipe))
     if told.get("labels") and not origin:

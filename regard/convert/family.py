@@ -26,7 +26,7 @@ KINDS: dict[str, Any] = {  # of entries whose default does not tell what else th
     "clip_qkv": float | None, "softmax_scale": float | None, "layer_types": list[str] | None,
     "cutoffs": list[Positive], "tie_projs": list[bool], "patch_size": Positive | list[Positive],
     "image_size": Positive | list[Positive], "attn_type": int | str, "clamp_len": int, "sample_softmax": int,
-    "ext_len": int, "tgt_len": int,
+    "ext_len": int, "tgt_len": int, "rotary_value": bool | None,
 }  # fmt: skip
 SMALLEST, LARGEST = 1e-30, 100.0  # that is added before a norm divides
 

@@ -108,7 +108,7 @@ def _told(folder: Path | None) -> dict[str, Any]:
     if folder is None:
         return {}
     origin = about(folder).get("origin") if (folder / "run.json").is_file() else None
-    told = origin["config"] if origin else {}
+    told = origin.get("config", {}) if origin else {}
     must_be(told, Generation)
     path = folder / TOLD
     if not path.is_file():

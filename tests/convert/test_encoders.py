@@ -162,7 +162,7 @@ def recipe_of(config):
         ("bert masked", {"is_decoder": True}, "is_decoder = True"),
         ("bert masked", {"hidden_act": "mish"}, "hidden_act = 'mish', which regard does not know"),
         ("albert masked", {"num_hidden_groups": 2}, "num_hidden_groups = 2"),
-        ("albert masked", {"inner_group_num": 0}, "inner_group_num = 0"),
+        ("albert masked", {"inner_group_num": 0}, "inner_group_num: is 0, and should be at least 1"),
         ("roberta masked", {"max_position_embeddings": 2}, "the first place is number 2"),
         ("bert masked", {"architectures": ["BertForQuestionAnswering"]}, "'BertForQuestionAnswering'; of a bert"),
     ],

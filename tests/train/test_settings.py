@@ -11,8 +11,8 @@ from regard.train.settings import Settings
     [
         ({"stepz": 3}, "did you mean 'train.steps'"),
         ({"lr": "high"}, "train.lr must be a number"),
-        ({"lr": float("nan")}, "train.lr must not be"),
-        ({"minutes": float("inf")}, "train.minutes must not be"),
+        ({"lr": float("nan")}, "train.lr must be a number"),
+        ({"minutes": float("inf")}, "train.minutes must be a number"),
         ({"steps": -1}, "train.steps must not be"),
         ({"batch": 0}, "train.batch must be at least 1"),
         ({"ema": 1.0}, "train.ema must be from 0 to below 1"),
