@@ -10,7 +10,7 @@ from regard.core import recipe as recipes
 from regard.kernels.int8 import Int8Head, Int8Linear, quantise
 from regard.verify import laws
 
-OTHERS = ("gat", "gatv2", "bitnet")  # without a plain linear map
+OTHERS = ("gat", "gatv2", "bitnet", "fasttext")  # without a plain linear map
 NAMES = [name for name in recipes.names() if recipes.load(name)["model"]["kind"] != "towers" and name not in OTHERS]
 
 
