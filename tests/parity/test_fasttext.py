@@ -1,6 +1,6 @@
 """fastText against its equation in plain torch: a text is the average of its words and n-grams, mapped to classes.
 
-    logits = B mean(features) + b        features: every word, and the hashed bucket of every n-gram of 2 to n words
+logits = B mean(features) + b        features: every word, and the hashed bucket of every n-gram of 2 to n words
 """
 
 import torch
