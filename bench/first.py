@@ -176,7 +176,7 @@ def hugging(folder: Path, parts: Parts, threads: int) -> Baseline:
         found = torch.cat([model(**inputs).logits for inputs, _ in groups])
     labels = torch.cat([labels for _, labels in groups])
     if rated:
-        value = 100 * spearman(found[:, 0].tolist(), labels.tolist())
+        value = 100 * spearman([str(one) for one in found[:, 0].tolist()], [row[-1:] for row in parts.test])
     else:
         value = 100 * float((found.argmax(1) == labels).float().mean())
     return Baseline("a plain Hugging Face loop", value, taken)
