@@ -36,7 +36,7 @@ class Ngrams(Embed):
         width: int,
         vocab: int,
         n: int = 2,
-        buckets: int = 65536,
+        buckets: int = 65521,
         position: Position | str | dict = "none",
         norm: Norm | str | dict = "none",
         dropout: float = 0.0,
