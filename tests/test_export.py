@@ -1,6 +1,7 @@
 """Models that leave: what CTranslate2 and onnxruntime say is what regard says."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.core import UserError
-from regard.export import export
+from regard.core import build, pattern
+from regard.core.position import constant
+from regard.data import Tokenizer
+from regard.export import export, onnx
 from regard.folder import load
 from regard.run import Run, Way
 from regard.train.job import Job, start
+from regard.use.embed import Embedder
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[2:6]]
@@ -91,26 +95,109 @@ def test_ctranslate2_generates_alike(name, tmp_path):
     assert theirs == pytest.approx(ours, abs=1e-4)
 
 
-def test_onnx_translates_alike(tmp_path):
-    folder = trained(tmp_path, *ENCODER_DECODERS["gates, rms, rotary"], "model.depth=1", pairs=True)
-    export(folder, tmp_path / "out", "onnx")
+SHALLOW = ["model.encoder.depth=1", "model.decoder.depth=1"]
+T5 = [
+    *(f"model.{side}.layer.0.mixer.dim=12" for side in ("encoder", "decoder")), "model.decoder.layer.0.cross.dim=12",
+    *(f"model.{side}.layer.0.feedforward.hidden=40" for side in ("encoder", "decoder")), "objective.part=next_token",
+]  # fmt: skip
+ONNX_ENCODER_DECODERS = {
+    "2017": ENCODER_DECODERS["2017"],
+    "gates, rms, rotary": ENCODER_DECODERS["gates, rms, rotary"],
+    "relative bias": ("t5", *T5),
+}
+ONNX_DECODERS = {"cache": ("gpt2",), "one token at a time": ("retnet",), "no cache": ("gau",)}
+
+
+@pytest.mark.parametrize("name", ONNX_ENCODER_DECODERS)
+def test_onnx_translates_alike(name, tmp_path, monkeypatch, capsys):
+    folder = trained(tmp_path, *ONNX_ENCODER_DECODERS[name], *SHALLOW, pairs=True)
+    exported(folder, tmp_path / "out")
     run = load(folder)
+    assert isinstance(run, Run)
     encoder, decoder = (session(tmp_path / "out" / f"{part}.onnx") for part in ("encoder", "decoder"))
     source = torch.randint(4, run.model.source_vocab, (3, 7))
     valid = torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
-    crossing = [one.name for one in encoder.get_outputs()]
-    cross = dict(zip(crossing, encoder.run(None, {"tokens": source.numpy(), "valid": valid.numpy()}), strict=True))
-    memory = run.model.encode(source, valid)
-    check_steps(run, decoder, cross | {"source_valid": valid.numpy()}, memory)
+    mask = valid.long().numpy()
+    known = call(encoder, {"input_ids": source.numpy(), "attention_mask": mask}) | {"encoder_attention_mask": mask}
+    check_steps(run, decoder, known, run.model.encode(source, valid), [(0, 4), (4, 5), (5, 9)])
+    for text in ("one two three", "four nine", "six six one five eight"):
+        assert shown(tmp_path / "out", [text], monkeypatch, capsys) == run.predict([text], Way(beam=1))[0][0].text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "alibi"])
-def test_onnx_continues_alike(name, tmp_path):
-    folder = trained(tmp_path, *DECODERS[name], "model.depth=1", pairs=False)
-    export(folder, tmp_path / "out", "onnx")
-    run = load(folder)
-    assert json.loads((tmp_path / "out" / "model.json").read_text())["end"] == run.target.end
-    check_steps(run, session(tmp_path / "out" / "decoder.onnx"), {}, None)
+@pytest.mark.parametrize("name", ONNX_DECODERS)
+def test_onnx_continues_alike(name, tmp_path, monkeypatch, capsys):
+    folder = trained(tmp_path, *ONNX_DECODERS[name], "model.depth=1", pairs=False)
+    exported(folder, tmp_path / "out")
+    run, decoder = load(folder), session(tmp_path / "out" / "decoder.onnx")
+    assert isinstance(run, Run)
+    facts = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert (facts["end"], facts["cache"]) == (run.target.end, name != "no cache")
+    if name == "no cache":
+        check_prefixes(run, decoder)
+    else:
+        steps = [(0, 4), (4, 5), (5, 9)] if name == "cache" else [(i, i + 1) for i in range(9)]
+        check_steps(run, decoder, {}, None, steps)
+    if name == "cache":
+        check_ragged(run, decoder)
+    expected = run.predict(["three four"])[0][0].text
+    assert shown(tmp_path / "out", ["three four"], monkeypatch, capsys) == expected.strip()
+
+
+READERS = {
+    "classify": ("transformer-encoder", "{a} {b}\t{label}\n", ["six two"]),
+    "tag": ("transformer-encoder", "{a}\tB-{label}\n{b}\tO\n\n", ["six two nine"]),
+    "rate": ("bert", "{a} {b}\t{b} {a}\t{number}.5\n", ["six two", "two six nine"]),
+    "masked": ("bert", "{a} {b} {a}\n\n", ["six [MASK] nine"]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_onnx_reads_alike(name, tmp_path, monkeypatch, capsys):
+    recipe, line, texts = READERS[name]
+    data = tmp_path / ("data.conll" if name == "tag" else "data.txt" if name == "masked" else "data.tsv")
+    rows = [(a, b, i) for i, (a, b) in enumerate((a, b) for a in WORDS for b in WORDS)]
+    data.write_text("".join(line.format(a=a, b=b, label="yes" if a < b else "no", number=i % 7) for a, b, i in rows))
+    task = {"rate": "match", "masked": None}.get(name, name)
+    sets = ["model.depth=1", "train.batch=400", "train.lr=0.01", "train.warmup=5", "train.steps=25", "train.context=12"]
+    job = Job(recipe, str(tmp_path / "run"), "tiny", sets, str(data), dev="8", tokenizer="words", task=task)
+    start(job, say=lambda sentence: None).train()
+    exported(tmp_path / "run", tmp_path / "out")
+    run, graph = load(tmp_path / "run"), session(tmp_path / "out" / "model.onnx")
+    for batch, length in ((1, 1), (2, 6), (4, 31)):
+        tokens = torch.randint(4, run.source.size, (batch, length))
+        valid = torch.arange(length) < torch.tensor([length, *[max(length // 2, 1)] * (batch - 1)])[:, None]
+        types = (torch.arange(length) > 2).long().expand(batch, length).contiguous()
+        given = {"input_ids": tokens, "attention_mask": valid.long(), "token_type_ids": types}
+        found = call(graph, {key: value.numpy() for key, value in given.items()})["logits"]
+        with torch.no_grad():
+            expected = run.model(tokens, valid, segments=types if task == "match" else None).numpy()
+        kept = valid.numpy() if expected.ndim == 3 else slice(None)
+        assert found[kept] == pytest.approx(expected[kept], abs=1e-4)
+    answer = run.predict(["\t".join(texts)])[0][0]
+    printed = shown(tmp_path / "out", texts, monkeypatch, capsys)
+    if name == "rate":
+        assert float(printed) == pytest.approx(answer.score, abs=1e-4)
+    else:
+        assert printed == (answer.tokens[0] if name == "masked" else answer.text)
+
+
+def test_onnx_embeds_alike(tmp_path, monkeypatch, capsys):
+    tokenizer = Tokenizer.train("words", LINES)
+    model = build("minilm", size="tiny", vocab=tokenizer.size)
+    run = Embedder(model, tokenizer, tokenizer)
+    (tmp_path / "out").mkdir()
+    onnx.write(run, tmp_path / "out", None)
+    printed = shown(tmp_path / "out", ["six two nine"], monkeypatch, capsys)
+    expected = run.embed(["six two nine"])[0].numpy()
+    assert np.fromstring(printed.strip("[]"), sep=" ") == pytest.approx(expected, abs=1e-4)
+
+
+def exported(folder: Path, target: Path) -> None:
+    """As in a process of its own, where nothing has been computed and kept before."""
+    pattern._first_unseen.cache_clear()
+    pattern._slots.cache_clear()
+    constant.cache_clear()
+    assert main(["export", str(folder), str(target), "--to", "onnx"]) == 0
 
 
 def session(path: Path):
@@ -119,29 +206,76 @@ def session(path: Path):
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
+def call(graph, given: dict) -> dict:
+    names = [one.name for one in graph.get_outputs()]
+    found = graph.run(names, {one.name: given[one.name] for one in graph.get_inputs()})
+    return {name.replace("present.", "past."): value for name, value in zip(names, found, strict=True)}
+
+
+def start_of(folder: Path, batch: int) -> dict:
+    with np.load(folder / "start.npz") as kept:
+        return {name: np.repeat(kept[name], batch, 0) for name in kept}
+
+
+def shown(folder: Path, texts: list[str], monkeypatch, capsys) -> str:
+    """What the Python code in the README prints for other texts than its own."""
+    code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    for own, text in zip(re.findall(r'"(a text|another|a \S+ text)"', code), texts, strict=True):
+        code = code.replace(f'"{own}"', f'"{text}"')
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        patched.chdir(folder)
+        exec(compile(code, "README.md", "exec"), {})
+    return capsys.readouterr().out.strip("\n")
+
+
 @torch.no_grad()
-def check_steps(run: Run, decoder, known: dict, memory) -> None:
-    """In steps of several sizes, from nothing, with a padded row."""
+def check_steps(run: Run, decoder, known: dict, memory, steps: list[tuple[int, int]]) -> None:
     tokens = torch.randint(4, run.model.vocab, (3, 9))
     whole = run.model(tokens, memory=memory)
-    inputs = {one.name: one for one in decoder.get_inputs()}
-    past = {name: np.zeros((3, 0, *one.shape[2:]), np.float32) for name, one in inputs.items() if "past." in name}
-    at = np.zeros((3, 0), np.int64)
-    for begin, end in ((0, 4), (4, 5), (5, 9)):
+    held = start_of(run.folder.parent / "out", 3) | known
+    for begin, end in steps:
         positions = np.broadcast_to(np.arange(begin, end), (3, end - begin)).copy()
-        given = {"tokens": tokens[:, begin:end].numpy(), "positions": positions, "at": at, **past, **known}
-        scores, at, *now = decoder.run(None, {name: value for name, value in given.items() if name in inputs})
-        past = dict(zip(past, now, strict=True))
-        assert scores == pytest.approx(whole[:, begin:end].numpy(), abs=1e-4)
+        held |= call(decoder, held | {"input_ids": tokens[:, begin:end].numpy(), "position_ids": positions})
+        assert held["logits"] == pytest.approx(whole[:, begin:end].numpy(), abs=1e-4)
 
 
-def test_what_is_not_known_there_is_refused_by_name(tmp_path):
-    folder = trained(tmp_path, "retnet", pairs=False)
-    for to in ("ctranslate2", "onnx"):
-        with pytest.raises(UserError, match="the mixer 'retention'"):
-            export(folder, tmp_path / to, to)
-        assert not (tmp_path / to).exists()
-        assert not (tmp_path / f"{to}.part").exists()
+@torch.no_grad()
+def check_ragged(run: Run, decoder) -> None:
+    """Prompts of different lengths, padded on the right, and steps after them."""
+    lengths, tokens = torch.tensor([5, 2, 4]), torch.randint(4, run.model.vocab, (3, 8))
+    columns = torch.arange(5)
+    positions = torch.where(columns < lengths[:, None], columns, -1)
+    held = start_of(run.folder.parent / "out", 3)
+    held |= call(decoder, held | {"input_ids": tokens[:, :5].numpy(), "position_ids": positions.numpy()})
+    for step in range(3):
+        at = lengths[:, None] + step
+        held |= call(decoder, held | {"input_ids": tokens.gather(1, at).numpy(), "position_ids": at.numpy()})
+        for row in range(3):
+            expected = run.model(tokens[row : row + 1, : int(at[row]) + 1])[0, -1].numpy()
+            assert held["logits"][row, -1] == pytest.approx(expected, abs=1e-4)
+
+
+@torch.no_grad()
+def check_prefixes(run: Run, decoder) -> None:
+    tokens = torch.randint(4, run.model.vocab, (3, 9))
+    for batch, length in ((1, 1), (3, 4), (2, 9)):
+        prefix = tokens[:batch, :length]
+        found = call(decoder, {"input_ids": prefix.numpy()})["logits"]
+        assert found == pytest.approx(run.model(prefix).numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("to", "recipe", "part"), [("ctranslate2", "retnet", "retention"), ("onnx", "reformer", "lsh")]
+)
+def test_what_is_not_known_there_is_refused_by_name(to, recipe, part, tmp_path, capsys):
+    folder = trained(tmp_path, recipe, "model.depth=2", pairs=False)
+    capsys.readouterr()
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", to]) == 2
+    told = capsys.readouterr().err.strip()
+    assert f"the mixer '{part}'" in told
+    assert "\n" not in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.txt", "run"]
 
 
 def test_the_command(tmp_path, capsys):

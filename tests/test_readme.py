@@ -48,6 +48,7 @@ def test_commands_run(text, tmp_path, monkeypatch, capsys):
         "train",
         "profile",
         "export",
+        "export",
     ]
     Path("asked.txt").write_text("a sentence\n")
     for number, command in enumerate(commands):

@@ -20,7 +20,7 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run as a model of CTranslate2, or as ONNX graphs with a cache."""
+    """Write a run as a model of CTranslate2, or as ONNX graphs with a README that shows how to run them."""
     from regard.export import export as write
 
     files = write(run, out, to, numbers)

@@ -67,6 +67,8 @@ class Context:
 
     def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
         """What `find` finds, which depends on `what` and on the places of this step alone; asked for once."""
+        if torch.compiler.is_exporting():  # sizes are symbols there, which cannot be keys
+            return find()
         key = (what, id(self.positions), id(self.valid))
         if key not in self.known:
             self.known[key] = (find(), self.positions, self.valid)  # these two live as long, so their ids are theirs
@@ -101,5 +103,7 @@ def check_valid(valid: Tensor, batch: int, time: int, what: str = "valid") -> No
         raise UserError(
             f"{what} must be a bool tensor of shape ({batch}, {time}), not {valid.dtype} {tuple(valid.shape)}"
         )
+    if torch.compiler.is_exporting():  # a graph cannot ask about numbers
+        return
     if time > 1 and bool((valid[:, 1:] & ~valid[:, :-1]).any()):
         raise UserError(f"{what} has a real column after a padded one: pad on the right, never on the left or between")

@@ -7,10 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 from regard.core import UserError
-from regard.core.errors import nearest, short
+from regard.core.errors import nearest
 from regard.core.recipe import must_be_new
 
-PROGRAMS = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxscript")}  # and the packages that it takes
+PROGRAMS = {
+    "ctranslate2": ("ctranslate2",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+}  # and the packages they take
 
 
 def export(folder: str | Path, target: str | Path, to: str, numbers: str | None = None) -> list[Path]:
@@ -19,7 +22,6 @@ def export(folder: str | Path, target: str | Path, to: str, numbers: str | None 
     numbers: how the other program keeps weights, in its own words (int8, float16, ...); None: as they are.
     """
     from regard.folder import load
-    from regard.run import Run
 
     if to not in PROGRAMS:
         raise UserError(f"models are exported to {' or '.join(PROGRAMS)}, not to '{to}'{nearest(to, PROGRAMS)}")
@@ -31,8 +33,6 @@ def export(folder: str | Path, target: str | Path, to: str, numbers: str | None 
     target = Path(target)
     must_be_new(target)
     run = load(folder)
-    if not isinstance(run, Run):
-        raise UserError(f"{short(folder)} is a {type(run).__name__.lower()}: only what says tokens one by one goes out")
     module = import_module(f".{to}", __name__)
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)  # of one that was killed

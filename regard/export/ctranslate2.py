@@ -33,6 +33,8 @@ def write(run: Run, folder: Path, numbers: str | None) -> None:
     if numbers is not None and numbers not in NUMBERS:
         raise UserError(f"CTranslate2 keeps weights as {', '.join(NUMBERS)}, not as '{numbers}'")
     model = run.model
+    if not isinstance(run, Run) or not isinstance(model, Model):
+        _refuse(f"models that do not write texts token by token, and this is a {type(run).__name__}")
     if run.target.forced is not None or run.target.ends or run.target.never:
         _refuse("a tokenizer that forces or forbids tokens")
     if model.encoder is None:

@@ -1,185 +1,128 @@
-"""A model as ONNX graphs: for an encoder-decoder `encoder.onnx` and `decoder.onnx`, else `decoder.onnx` alone.
+"""A model as ONNX graphs. Each graph is run in onnxruntime and compared with the model before anything is kept.
 
-    encoder   tokens (batch, source), valid (batch, source)  ->  cross.0.keys, cross.0.values, ...
-    decoder   tokens (batch, n), positions (batch, n), at (batch, past), past.0.keys, past.0.values, ...
-              and of an encoder-decoder source_valid, cross.0.keys, ...
-              ->  scores (batch, n, vocab), now_at (batch, past + n), now.0.keys, ...
+    model.onnx     of a model that reads whole texts (it classifies, tags, compares, embeds or fills in):
+                   input_ids, attention_mask [, token_type_ids]  ->  logits or embeddings
+    encoder.onnx   of an encoder-decoder:  input_ids, attention_mask  ->  what the decoder wants of the source
+    decoder.onnx   of an encoder-decoder or a language model, in one of two forms:
+                   with a cache:     input_ids, position_ids, past.*  ->  logits, present.*     (the next tokens alone)
+                   without a cache:  input_ids                        ->  logits                (the whole prefix)
 
-What is `now` after one step is `past` in the next; at first, past is 0 long. `at` says which position stands where, -1
-for padding. Keys and values are (batch, past, heads, dim). A text beside the graphs, model.json, names the special
-tokens. Layers are made of attention, over themselves or the source, and of what treats every position alone.
+What is `present.*` after one step is `past.*` in the next; `start.npz` holds the first `past.*` of one row. Attention
+keeps its keys and values there, (batch, past, heads, dim), and a mixer with a state of fixed size keeps that state, in
+which case a step takes one token. A decoder whose state is neither is written without a cache.
+
+Batch and length are dynamic. `model.json` lists inputs, outputs and special tokens; `README.md` shows how to run it.
 """
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Context, Mixer, Model, Pointwise, UserError
+from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
 from regard.core.parts import name_of
-from regard.kernels.multihead import MultiHead
-from regard.kernels.see import See
+from regard.data.matched import types_of
 from regard.run import Run
+from regard.use.embed import Embedder
+from regard.use.match import Matcher
+from regard.use.reader import Reader
+
+from .onnx_decoders import write_cached, write_uncached
+from .onnx_graph import Tensors, compare, export_graph, padded_mask, plain_attention, run_graph, sizes
+from .onnx_usage import describe
+
+PARTS = {
+    Mixer: "mixer", Position: "position", Score: "score", Norm: "norm", Wiring: "wiring", Embed: "embed", Head: "head",
+}  # fmt: skip
 
 
-def write(run: Run, folder: Path, numbers: str | None) -> None:
+def write(run: Any, folder: Path, numbers: str | None) -> None:
+    """Write the graphs of a run and what is needed to use them."""
     if numbers is not None:
         raise UserError("ONNX graphs are written in float32: make them smaller with the tools of onnxruntime")
     model = run.model
-    model.eval()
-    _check(model)
-    with _plain(model), torch.no_grad():
-        if model.encoder is not None:
-            _write_encoder(model, folder / "encoder.onnx")
-        _write_decoder(model, folder / "decoder.onnx")
-    marks = {"start": run.target.start, "end": run.target.end, "pad": run.target.pad, "opening": run.opening}
-    told = {"kind": model.kind, "vocab": model.vocab, "layers": len(model.stack.layers), **marks}
-    (folder / "model.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
-    for name in ("tokenizer.json", "source.tokenizer.json", "target.tokenizer.json"):
-        if run.folder is not None and (run.folder / name).is_file():
-            (folder / name).write_bytes((run.folder / name).read_bytes())
+    if not isinstance(model, Model) or run.takes != "texts" or not isinstance(run, Run | Reader):
+        raise UserError(
+            f"ONNX graphs are written of models that read texts token by token, and a {type(run).__name__} does not"
+        )
+    model.float().eval()
+    forms = [write_cached, write_uncached] if isinstance(run, Run) else [_write_reader]
+    failures: list[Exception] = []
+    with plain_attention(model), torch.no_grad():
+        for form in forms:
+            try:
+                graphs = form(run, folder)
+                break
+            except (MemoryError, OSError):
+                raise
+            except Exception as error:  # torch, onnxscript and onnxruntime have many
+                failures.append(error)
+                for path in folder.iterdir():
+                    path.unlink()
+        else:
+            raise UserError(_refusal(model, failures[-1])) from failures[-1]
+    describe(run, folder, graphs)
 
 
-class Encoder(nn.Module):
-    """The source once, as keys and values for every layer of the decoder."""
+class Whole(nn.Module):
+    """A text -> logits, once per text or at every token, or a vector."""
 
-    def __init__(self, model: Model):
+    def __init__(self, run: Reader):
         super().__init__()
-        self.model = model
+        self.model, self.embedder = run.model, run if isinstance(run, Embedder) else None
 
-    def forward(self, tokens: Tensor, valid: Tensor) -> list[Tensor]:
-        model, at = self.model, torch.arange(tokens.shape[1], device=tokens.device)[None]
-        context = Context(at.expand_as(tokens), valid, fresh=True)
-        assert model.encoder is not None
-        assert model.source_embed is not None
-        x = model.encoder(model.source_embed(tokens, context), context)
-        return [tensor for mixer in _crossing(model) for tensor in mixer.keys(x, at)]
-
-
-class Decoder(nn.Module):
-    """The next positions, after what is past."""
-
-    def __init__(self, model: Model):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        at: Tensor,
-        past: list[Tensor],
-        source_valid: Tensor | None = None,
-        cross: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        model, context = self.model, Context(positions)
-        now_at = torch.cat((at, positions), 1)
-        before, source = iter(past), iter(cross or ())
-        if source_valid is not None:
-            marked = torch.where(source_valid, torch.arange(source_valid.shape[1], device=tokens.device)[None], -1)
-        now: list[Tensor] = []
-
-        def branch(mixer: Mixer, x: Tensor) -> Tensor:
-            if isinstance(mixer, Pointwise):
-                return mixer(x, context)
-            assert isinstance(mixer, MultiHead)
-            if mixer.over == "memory":
-                see = See(mixer.pattern, positions, marked, holes=True)
-                return mixer.look(x, next(source), next(source), see, None)
-            new = mixer.keys(x, positions)
-            keys, values = (torch.cat((next(before), tensor), 1) for tensor in new)
-            now.extend((keys, values))
-            return mixer.look(x, keys, values, See(mixer.pattern, positions, now_at, holes=True), None)
-
-        stream = model.embed(tokens, context)
-        for layer in model.stack._layers:
-            calls = [lambda x, mixer=mixer: branch(mixer, x) for mixer in layer.mixers]
-            stream = layer.wiring(stream, calls, context)
-        return model.head(model.stack.norm(stream), context), now_at, now
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        valid = attention_mask != 0
+        if self.embedder is None:
+            return self.model(input_ids, valid, segments=token_type_ids)
+        how, unit = self.embedder._how(None, None)
+        pooled = self.embedder._pooled(input_ids, valid, how)
+        return F.normalize(pooled, dim=-1) if unit else pooled
 
 
-def _write_encoder(model: Model, path: Path) -> None:
-    assert model.source_embed is not None
-    tokens = model.source_embed.draw(2, 5)
-    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    rows, time = torch.export.Dim("batch"), torch.export.Dim("source")
-    names = [f"cross.{i}.{what}" for i in range(len(_crossing(model))) for what in ("keys", "values")]
-    shapes = {"tokens": {0: rows, 1: time}, "valid": {0: rows, 1: time}}
-    _export(Encoder(model), (tokens, valid), path, ["tokens", "valid"], names, shapes)
+def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
+    module, model = Whole(run), run.model
+    segmented = isinstance(run, Matcher) and types_of(model) is not None
+
+    def draw(batch: int, length: int) -> tuple[Tensor, ...]:
+        tokens, mask = model.embed.draw(batch, length), padded_mask(batch, length)
+        types = (torch.arange(length) >= length // 2).long().expand(batch, length).contiguous()
+        return (tokens, mask, types) if segmented else (tokens, mask)
+
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if segmented else [])]
+    inputs = Tensors(names, [{0: "batch", 1: "length"}] * len(names))
+    outputs = ["embeddings" if isinstance(run, Embedder) else "logits"]
+    session = export_graph(module, draw(2, 5), inputs, outputs, folder / "model.onnx")
+    for batch, length in sizes(model.limit):
+        given = draw(batch, length)
+        expected = module(*given)
+        found = torch.from_numpy(run_graph(session, dict(zip(names, given, strict=True)))[outputs[0]])
+        if expected.dim() == 3:  # nobody asks about padding
+            expected, found = expected[given[1] != 0], found[given[1] != 0]
+        compare(found, expected, model)
+    return {"model": session}
 
 
-def _write_decoder(model: Model, path: Path) -> None:
-    batch, past, new, source = 2, 3, 4, 5
-    tokens, positions = model.embed.draw(batch, new), torch.arange(past, past + new).expand(batch, new).contiguous()
-    at = torch.arange(past).expand(batch, past).contiguous()
-    own, across = _own(model), _crossing(model)
-    held = [torch.randn(batch, past, m.kv_heads, d) for m in own for d in (m.key_dim, m.dim)]
-    cross = [torch.randn(batch, source, m.kv_heads, d) for m in across for d in (m.key_dim, m.dim)]
-    rows, before, step, far = (torch.export.Dim(name) for name in ("batch", "past", "n", "source"))
-    valid = torch.ones(batch, source, dtype=torch.bool)
-    pairs = ("keys", "values")
-    inputs = ["tokens", "positions", "at", *(f"past.{i}.{what}" for i in range(len(own)) for what in pairs)]
-    outputs = ["scores", "now_at", *(f"now.{i}.{what}" for i in range(len(own)) for what in pairs)]
-    shapes: dict[str, Any] = {"tokens": {0: rows, 1: step}, "positions": {0: rows, 1: step}, "at": {0: rows, 1: before}}
-    shapes["past"] = [{0: rows, 1: before} for _ in held]
-    given: tuple = (tokens, positions, at, held)
-    if across:
-        inputs += ["source_valid", *(f"cross.{i}.{what}" for i in range(len(across)) for what in pairs)]
-        shapes |= {"source_valid": {0: rows, 1: far}, "cross": [{0: rows, 1: far} for _ in cross]}
-        given = (*given, valid, cross)
-    _export(Decoder(model), given, path, inputs, outputs, shapes)
-
-
-def _export(
-    module: nn.Module, given: tuple, path: Path, inputs: list[str], outputs: list[str], shapes: dict[str, Any]
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, given, str(path), input_names=inputs, output_names=outputs, dynamic_shapes=shapes, dynamo=True,
-            external_data=False, verbose=False,
-        )  # fmt: skip
-
-
-@contextmanager
-def _plain(model: Model) -> Iterator[None]:
-    """Inside, attention is computed one product after the other, with no choice that depends on the numbers."""
-    attends = [module.attend for module in model.modules() if isinstance(module, MultiHead)]
-    before = [attend.kernel for attend in attends]
-    for attend in attends:
-        attend.kernel = "reference"
-    try:
-        yield
-    finally:
-        for attend, kernel in zip(attends, before, strict=True):
-            attend.kernel = kernel
-
-
-def _own(model: Model) -> list[MultiHead]:
-    return [m for layer in model.stack._layers for m in layer.mixers if isinstance(m, MultiHead) and m.over == "self"]
-
-
-def _crossing(model: Model) -> list[MultiHead]:
-    return [m for layer in model.stack._layers for m in layer.mixers if isinstance(m, MultiHead) and m.over == "memory"]
-
-
-def _check(model: Model) -> None:
-    stacks = [model.stack] if model.encoder is None else [model.encoder, model.stack]
-    for stack in stacks:
-        for layer in stack._layers:
-            if layer.wiring.lanes > 1:
-                _refuse(f"the wiring '{name_of(layer.wiring)}'")
-            for mixer in layer.mixers:
-                if not isinstance(mixer, Pointwise) and name_of(mixer) != "attention":
-                    _refuse(f"the mixer '{name_of(mixer)}'")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise UserError(f"the ONNX graphs have keys and values as their cache, and {what} keeps something else")
+def _refusal(model: Model, error: Exception) -> str:
+    """One sentence that names the part on which an export failed."""
+    where, cause = None, error
+    while cause is not None:
+        trace = cause.__traceback__
+        while trace is not None:
+            one = trace.tb_frame.f_locals.get("self")
+            if isinstance(one, tuple(PARTS)) and name_of(one) != "attention":
+                where = one
+            trace = trace.tb_next
+        cause = cause.__cause__ or cause.__context__
+    if where is None or isinstance(where, Wiring):
+        stacks = [stack for stack in (model.encoder, model.stack) if stack is not None]
+        mixers = [mixer for stack in stacks for layer in stack._layers for mixer in layer.mixers]
+        unusual = [m for m in mixers if not isinstance(m, Pointwise) and name_of(m) != "attention"]
+        where = unusual[0] if unusual else where
+    kind = next((word for part, word in PARTS.items() if isinstance(where, part)), None)
+    what = "this model" if kind is None else f"the {kind} '{name_of(where)}' of this model"
+    return f"{what} cannot be written as an ONNX graph, since what it computes depends on the numbers or the length"

@@ -279,11 +279,11 @@ class MultiHead(Mixer[Cache | Source]):
         same memory see the same."""
         return context.once(
             ("across", self.pattern, id(at)),
-            lambda: See(self.pattern, context.positions.reshape(len(at), -1), at, holes=True, known={}),
+            lambda: See(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
         )
 
     def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
-        sources, see = len(state.at), self._across(state.at, context)
+        sources, see = state.at.shape[0], self._across(state.at, context)
         valid = None if context.valid is None else context.valid.reshape(sources, -1)
         keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
         y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
@@ -435,6 +435,8 @@ def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
+    if torch.compiler.is_exporting():  # a graph cannot ask about numbers
+        return
     lost = blind(pattern, length, valid)
     if lost is not None:
         raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see: add, say, '| window(1)'")

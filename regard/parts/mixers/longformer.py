@@ -117,11 +117,15 @@ class Longformer(MultiHead):
         """y with the hubs' rows in place of what they found near."""
         batch, time = x.shape[:2]
         first = (see.query_at < self.hubs).expand(batch, time)
-        places, real = gather_first(first if marks is None else first | marks)
+        hubs = first if marks is None else first | marks
+        pattern = self.hub.pattern if context.pattern is None else context.pattern
+        if torch.compiler.is_exporting():  # how many there are is not known, so every position looks as a hub does
+            all_see = See(pattern, see.query_at, see.key_at, holes=see.holes)
+            return torch.where(hubs[..., None], self.hub.read(x, *self.hub.keys(x, see.query_at), all_see), y)
+        places, real = gather_first(hubs)
         if not places.shape[1]:
             return y
         index = places[..., None].expand(-1, -1, x.shape[2])
-        pattern = self.hub.pattern if context.pattern is None else context.pattern
         all_see = See(pattern, places, see.key_at, holes=see.holes)
         found = self.hub.read(x.gather(1, index), *self.hub.keys(x, see.query_at), all_see)
         index = places[..., None].expand(-1, -1, y.shape[2])

@@ -61,14 +61,24 @@ class TransformerXL(Position):
         far = query_at - key_at.clamp(min=0)  # (batch or 1, 1, n, m)
         if self.clip is not None or not self.bidirectional:
             far = far.clamp(-(self.clip or 0) if self.bidirectional else 0, self.clip)
-        low, high = (int(end) for end in far.aminmax())
+        low, high = self._ends(far)
         angle = angles(torch.arange(low, high + 1, device=q.device), self.rates)
         places = torch.cat((angle.sin(), angle.cos()), -1).to(q.dtype)  # (distances, width)
-        if self._work(q.shape[0] * q.shape[2], len(places))[0] or not is_plain_linear(self.of_place):
+        many = self._work(q.shape[0] * q.shape[2], places.shape[0])[0]
+        if many or not is_plain_linear(self.of_place):
             each = q @ self.of_place(places).unflatten(-1, (self.heads, self.dim)).permute(1, 2, 0)
         else:
             each = q @ self.of_place.weight.unflatten(0, (self.heads, self.dim)) @ places.mT
         return torch.gather(each, -1, (far - low).expand(*each.shape[:-1], -1))
+
+    def _ends(self, far: Tensor) -> tuple[int, int]:
+        """The smallest and the largest distance. While torch is exporting, what these can be at most."""
+        if not torch.compiler.is_exporting():
+            low, high = far.aminmax()
+            return int(low), int(high)
+        if self.clip is not None:
+            return -self.clip if self.bidirectional else 0, self.clip
+        return 1 - far.shape[-2] if self.bidirectional else 0, far.shape[-1] - 1
 
     def _work(self, queries: int, places: int) -> tuple[bool, int]:
         """Whether to map the places, as many queries deserve, and not the few queries; multiply-adds of the better."""

@@ -1,0 +1,297 @@
+"""The ONNX graphs of models that write texts: a decoder, and the encoder whose source it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.core import Context, Mixer, Model, Pointwise, UserError
+from regard.core.context import Memory
+from regard.core.mixer import each
+from regard.core.parts import name_of
+from regard.kernels.multihead import MultiHead
+from regard.kernels.see import See
+from regard.run import Run
+
+from .onnx_graph import Tensors, compare, export_graph, padded_mask, run_graph, sizes
+
+STEPS = (4, 1, 3, 90)  # tokens of the steps in which a decoder with a cache is compared with the model
+
+
+class Encoder(nn.Module):
+    """The source once: keys and values for every layer of the decoder that looks at it, and the states of others."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        memory = self.model.encode(input_ids, attention_mask != 0)
+        return [*_crossed(self.model, memory), *_states(self.model, memory, input_ids.shape[0])]
+
+
+class Decoder(nn.Module):
+    """The next tokens, after what is past."""
+
+    def __init__(self, model: Model, memory: Memory | None):
+        super().__init__()
+        self.model = model
+        self.templates = [mixer.start(_empty(2, memory), 1) for _, _, mixer in _stateful(model)]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        past_positions: Tensor,
+        past: list[Tensor],
+        states: list[Tensor],
+        encoder_attention_mask: Tensor | None = None,
+        cross: list[Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        model, context = self.model, Context(position_ids)
+        positions = torch.cat((past_positions, position_ids), 1)
+        before, held, source, templates = iter(past), iter(states), iter(cross or ()), iter(self.templates)
+        source_at = None
+        if encoder_attention_mask is not None:
+            columns = torch.arange(encoder_attention_mask.shape[1], device=input_ids.device)[None]
+            source_at = torch.where(encoder_attention_mask != 0, columns, -1)
+        present: list[Tensor] = []
+        after: list[Tensor] = []
+
+        def branch(mixer: Mixer, x: Tensor) -> Tensor:
+            if isinstance(mixer, Pointwise):
+                return mixer(x, context)
+            if not _attends(mixer):
+                y, state = mixer.step(x, each(next(templates), lambda _: next(held)), context)
+                after.extend(_flat(state))
+                return y
+            if mixer.over == "memory":
+                assert source_at is not None
+                see = See(mixer.pattern, position_ids, source_at, holes=True)
+                return mixer.look(x, next(source), next(source), see, None)
+            keys, values = (torch.cat((next(before), new), 1) for new in mixer.keys(x, position_ids))
+            present.extend((keys, values))
+            return mixer.look(x, keys, values, See(mixer.pattern, position_ids, positions, holes=True), None)
+
+        first = model.stack._layers[0].wiring
+        stream = first.enter(model.embed(input_ids, context))
+        for layer in model.stack._layers:
+            calls = [lambda x, mixer=mixer: branch(mixer, x) for mixer in layer.mixers]
+            stream = layer.wiring(stream, calls, context)
+        hidden = first.leave(stream, model.stack.norm, context)
+        return model.head(hidden, context), positions, present, after
+
+
+def write_cached(run: Run, folder: Path) -> dict[str, Any]:
+    model = run.model
+    batch, past, source = 2, 3, 5
+    memory = _example_memory(model, batch, source)
+    own, across, others = _own(model), _across(model), _stateful(model)
+    new = 1 if others else 4
+    states, longer = (_states(model, made, batch) for made in (memory, _example_memory(model, batch, source + 2)))
+    held = [torch.randn(batch, past, m.kv_heads, dim) for _, _, m in own for dim in (m.key_dim, m.dim)]
+    cross = [] if memory is None else _crossed(model, memory)
+    position_ids = torch.arange(past, past + new).expand(batch, new).contiguous()
+    past_positions = torch.arange(past).expand(batch, past).contiguous()
+    tokens = model.embed.draw(batch, new)
+
+    inputs = Tensors(
+        ["input_ids", "position_ids", "past.positions", *_names("past", own), *_state_names("past", others, memory)],
+        [*[{0: "batch", **({} if others else {1: "new"})}] * 2, *[{0: "batch", 1: "past"}] * (1 + len(held))],
+    )
+    state_axes = [_state_axes(one, other) for one, other in zip(states, longer, strict=True)]
+    inputs.axes.extend(state_axes)
+    outputs = ["logits", "present.positions", *_names("present", own), *_state_names("present", others, memory)]
+    given: tuple = (tokens, position_ids, past_positions, held, states)
+    if memory is not None:
+        source_names = _names("cross", across)
+        mask = padded_mask(batch, source)
+        encoder = export_graph(
+            Encoder(model),
+            (model.source_embed.draw(batch, source), mask),  # type: ignore[union-attr]
+            Tensors(["input_ids", "attention_mask"], [{0: "batch", 1: "source"}] * 2),
+            [*source_names, *_state_names("past", others, memory)],
+            folder / "encoder.onnx",
+        )
+        inputs.names.extend(["encoder_attention_mask", *source_names])
+        inputs.axes.extend([{0: "batch", 1: "source"}] * (1 + len(cross)))
+        given = (*given, mask, cross)
+    else:
+        encoder = None
+    decoder = export_graph(Decoder(model, memory), given, inputs, outputs, folder / "decoder.onnx")
+    start = {"past.positions": np.zeros((1, 0), np.int64)}
+    for name, tensor in zip(_names("past", own), held, strict=True):
+        start[name] = np.zeros((1, 0, *tensor.shape[2:]), np.float32)
+    if memory is None:
+        first = _states(model, None, 1)
+        start |= dict(zip(_state_names("past", others, None), (one.numpy() for one in first), strict=True))
+    np.savez(folder / "start.npz", **start)  # type: ignore[arg-type]
+    _compare_steps(model, encoder, decoder, start, bool(others))
+    return {"decoder": decoder} if encoder is None else {"encoder": encoder, "decoder": decoder}
+
+
+def _compare_steps(model: Model, encoder: Any, decoder: Any, start: dict[str, np.ndarray], one_by_one: bool) -> None:
+    """Compare the logits of a decoder with a cache with those of the model for the whole sequence."""
+    batch = 3
+    length = min(sum(STEPS), model.limit or sum(STEPS))
+    tokens = model.embed.draw(batch, length)
+    held: dict[str, Any] = {name: np.repeat(value, batch, 0) for name, value in start.items()}
+    memory = None
+    if encoder is not None:
+        source = model.source_embed.draw(batch, min(11, model.source_limit or 11))  # type: ignore[union-attr]
+        mask = padded_mask(*source.shape)
+        memory = model.encode(source, mask != 0)
+        held |= run_graph(encoder, {"input_ids": source, "attention_mask": mask}) | {"encoder_attention_mask": mask}
+    expected = model(tokens, memory=memory)
+    begin = 0
+    for size in [1] * length if one_by_one else STEPS:
+        end = min(begin + size, length)
+        if begin == end:
+            break
+        positions = torch.arange(begin, end).expand(batch, -1)
+        found = run_graph(decoder, held | {"input_ids": tokens[:, begin:end], "position_ids": positions})
+        held |= {name.replace("present.", "past."): value for name, value in found.items()}
+        compare(torch.from_numpy(found["logits"]), expected[:, begin:end], model)
+        begin = end
+
+
+def _own(model: Model) -> list[tuple[int, str, Any]]:
+    return [found for found in _branches(model) if _attends(found[2]) and found[2].over == "self"]
+
+
+def _across(model: Model) -> list[tuple[int, str, Any]]:
+    return [found for found in _branches(model) if _attends(found[2]) and found[2].over == "memory"]
+
+
+def _stateful(model: Model) -> list[tuple[int, str, Any]]:
+    """The decoder's branches that are neither attention nor alone with each position."""
+    return [found for found in _branches(model) if not isinstance(found[2], Pointwise) and not _attends(found[2])]
+
+
+def _attends(mixer: Mixer) -> TypeGuard[MultiHead]:
+    return isinstance(mixer, MultiHead) and name_of(mixer) == "attention"
+
+
+def _branches(model: Model) -> list[tuple[int, str, Any]]:
+    return [(i, name, mixer) for i, layer in enumerate(model.stack._layers) for name, mixer in layer.branches.items()]
+
+
+def _names(prefix: str, branches: Sequence[tuple[int, str, Any]]) -> list[str]:
+    return [f"{prefix}.{i}.{name}.{what}" for i, name, _ in branches for what in ("keys", "values")]
+
+
+def _state_names(prefix: str, branches: Sequence[tuple[int, str, Any]], memory: Memory | None) -> list[str]:
+    counts = [(i, name, len(_flat(mixer.start(_empty(2, memory), 1)))) for i, name, mixer in branches]
+    return [f"{prefix}.{i}.{name}.{k}" for i, name, count in counts for k in range(count)]
+
+
+def _states(model: Model, memory: Memory | None, batch: int) -> list[Tensor]:
+    """The first states of the mixers whose state has a fixed size."""
+    found: list[Tensor] = []
+    for _, _, mixer in _stateful(model):
+        state, longer = (_flat(mixer.start(_empty(batch, memory), capacity)) for capacity in (1, 9))
+        if [one.shape for one in state] != [one.shape for one in longer]:
+            raise UserError(f"the state of the mixer '{name_of(mixer)}' grows")
+        found += state
+    return found
+
+
+def _state_axes(one: Tensor, other: Tensor) -> dict[int, str]:
+    """Of a state made from two sources of different lengths."""
+    sizes = enumerate(zip(one.shape[1:], other.shape[1:], strict=True), 1)
+    return {0: "batch", **{axis: "source" for axis, (a, b) in sizes if a != b}}
+
+
+def _crossed(model: Model, memory: Memory) -> list[Tensor]:
+    at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
+    return [tensor for _, _, mixer in _across(model) for tensor in mixer.keys(memory.x, at)]
+
+
+def _empty(batch: int, memory: Memory | None) -> Context:
+    return Context.begin(batch, 0, memory=memory)
+
+
+def _example_memory(model: Model, batch: int, source: int) -> Memory | None:
+    return None if model.source_embed is None else model.encode(model.source_embed.draw(batch, source))
+
+
+def _flat(state: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def add(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    each(state, add)
+    return found
+
+
+class WholeEncoder(nn.Module):
+    """The source as the decoder looks at it."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        memory = self.model.encode(input_ids, attention_mask != 0)
+        return _flat((memory.x, memory.finals, memory.views))
+
+
+class WholeDecoder(nn.Module):
+    """The whole prefix -> logits at every token of it."""
+
+    def __init__(self, model: Model, memory: Memory | None):
+        super().__init__()
+        self.model = model
+        self.template = None if memory is None else (memory.x, memory.finals, memory.views)
+
+    def forward(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor | None = None, encoded: list[Tensor] | None = None
+    ) -> Tensor:
+        if encoded is None or encoder_attention_mask is None:
+            return self.model(input_ids)
+        tensors = iter(encoded)
+        x, finals, views = each(self.template, lambda _: next(tensors))
+        return self.model(input_ids, memory=Memory(x, encoder_attention_mask != 0, finals, views))
+
+
+def write_uncached(run: Run, folder: Path) -> dict[str, Any]:
+    model = run.model
+    batch, source, length = 2, 5, 7
+    memory = _example_memory(model, batch, source)
+    inputs, encoder = Tensors(["input_ids"], [{0: "batch", 1: "length"}]), None
+    given: tuple = (model.embed.draw(batch, length),)
+    if memory is not None:
+        encoded, longer = (
+            WholeEncoder(model)(model.source_embed.draw(batch, size), padded_mask(batch, size))  # type: ignore[union-attr]
+            for size in (source, source + 2)
+        )
+        names = ["encoder_hidden_states", *(f"encoder_states.{i}" for i in range(1, len(encoded)))]
+        encoder = export_graph(
+            WholeEncoder(model),
+            (model.source_embed.draw(batch, source), padded_mask(batch, source)),  # type: ignore[union-attr]
+            Tensors(["input_ids", "attention_mask"], [{0: "batch", 1: "source"}] * 2),
+            names,
+            folder / "encoder.onnx",
+        )
+        inputs.names.extend(["encoder_attention_mask", *names])
+        inputs.axes.append({0: "batch", 1: "source"})
+        inputs.axes.extend(_state_axes(one, other) for one, other in zip(encoded, longer, strict=True))
+        given = (*given, padded_mask(batch, source), encoded)
+    decoder = export_graph(WholeDecoder(model, memory), given, inputs, ["logits"], folder / "decoder.onnx")
+    for rows, length in sizes(model.limit):
+        tokens, known, memory = model.embed.draw(rows, length), {}, None
+        if encoder is not None:
+            size = min(length + 2, model.source_limit or length + 2)
+            mask, texts = padded_mask(rows, size), model.source_embed.draw(rows, size)  # type: ignore[union-attr]
+            known = run_graph(encoder, {"input_ids": texts, "attention_mask": mask}) | {"encoder_attention_mask": mask}
+            memory = model.encode(texts, mask != 0)
+        found = run_graph(decoder, known | {"input_ids": tokens})["logits"]
+        compare(torch.from_numpy(found), model(tokens, memory=memory), model)
+    return {"decoder": decoder} if encoder is None else {"encoder": encoder, "decoder": decoder}

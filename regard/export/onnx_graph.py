@@ -1,0 +1,110 @@
+"""One ONNX graph: a module is exported, and onnxruntime is asked whether the graph does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from regard.core import Model
+from regard.core.parts import name_of
+from regard.kernels.attend import Attend
+
+SIZES = ((1, 1), (3, 9), (2, 70), (1, 300))  # batches and lengths at which a graph is compared with the model
+LARGEST = 1 << 30  # bytes of weights that stand in the graph's own file, which must stay below 2 GB
+TOLERANCE = 1e-3  # times the largest logit, or 1
+ROUNDED = 0.2  # the same where the model itself rounds, as BitNet does, so that the last bit of a sum can matter
+
+
+class Tensors(NamedTuple):
+    """Inputs or outputs of a graph."""
+
+    names: list[str]
+    axes: list[dict[int, str]]  # of each, the dynamic axes
+
+
+def export_graph(module: nn.Module, given: tuple, inputs: Tensors, outputs: list[str], path: Path) -> Any:
+    """Write the graph of a module. Returns an onnxruntime session of it."""
+    module(*given)  # constants that are computed once and cached are now real tensors, not symbols
+    axes = iter(inputs.axes)
+
+    def dynamic(value: Any) -> Any:
+        if isinstance(value, list):
+            return [dynamic(one) for one in value]
+        return dict.fromkeys(next(axes), torch.export.Dim.DYNAMIC)
+
+    with _quiet():
+        program = torch.export.export(module, given, dynamic_shapes=tuple(map(dynamic, given)), strict=False)
+        size = sum(one.numel() * one.element_size() for one in module.parameters())
+        made = torch.onnx.export(
+            program, (), input_names=inputs.names, output_names=outputs, dynamic_shapes=tuple(inputs.axes), dynamo=True,
+            verbose=False,
+        )  # fmt: skip
+        assert made is not None
+        for value in {one for node in made.model.graph for one in node.outputs} - set(made.model.graph.outputs):
+            value.shape = None  # as torch saw it while exporting, which need not hold for other sizes
+        made.save(str(path), external_data=size > LARGEST)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, too
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_graph(session: Any, given: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Run a graph on what it wants of some named tensors."""
+    wanted = {one.name: np.ascontiguousarray(given[one.name]) for one in session.get_inputs()}
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(names, wanted), strict=True))
+
+
+def compare(found: Tensor, expected: Tensor, model: Model) -> None:
+    rounds = any(name_of(module) == "bitnet" for module in model.modules())
+    most = float((found - expected).abs().max())
+    if not most <= (ROUNDED if rounds else TOLERANCE) * max(1.0, float(expected.abs().max())):
+        raise ValueError(f"the graph and the model differ by {most:.2g}")
+
+
+def padded_mask(batch: int, length: int) -> Tensor:
+    """Rows of different lengths, padded on the right."""
+    lengths = torch.tensor([length, *(max(length - 2 * row - 1, 1) for row in range(batch - 1))])
+    return (torch.arange(length) < lengths[:, None]).long()
+
+
+def sizes(limit: int | None) -> list[tuple[int, int]]:
+    return sorted({(batch, min(length, limit or length)) for batch, length in SIZES})
+
+
+@contextlib.contextmanager
+def plain_attention(model: nn.Module) -> Iterator[None]:
+    """Inside, attention is computed one product after the other, with no choice that depends on the numbers."""
+    attends = [module for module in model.modules() if isinstance(module, Attend)]
+    before = [attend.kernel for attend in attends]
+    for attend in attends:
+        attend.kernel = "reference"
+    try:
+        yield
+    finally:
+        for attend, kernel in zip(attends, before, strict=True):
+            attend.kernel = kernel
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch keeps its many remarks on exporting to itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        logging.disable(before)
