@@ -16,6 +16,7 @@ Batch and length are dynamic. `model.json` lists inputs, outputs and special tok
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ def write(run: Any, folder: Path, numbers: str | None) -> None:
         raise UserError("ONNX graphs are written in float32: make them smaller with the tools of onnxruntime")
     model = run.model
     if not isinstance(model, Model) or run.takes != "texts" or not isinstance(run, Run | Reader):
-        raise UserError(
-            f"ONNX graphs are written of models that read texts token by token, and a {type(run).__name__} does not"
-        )
+        known = "classifiers, taggers, matchers, sentence vectors, masked models, encoder-decoders and language models"
+        raise UserError(f"ONNX graphs are written of {known} on texts, and not of the {type(run).__name__} of this run")
     model.float().eval()
     forms = [write_cached, write_uncached] if isinstance(run, Run) else [_write_reader]
     failures: list[Exception] = []
@@ -64,7 +64,7 @@ def write(run: Any, folder: Path, numbers: str | None) -> None:
                 for path in folder.iterdir():
                     path.unlink()
         else:
-            raise UserError(_refusal(model, failures[-1])) from failures[-1]
+            raise UserError(_refusal(model, failures)) from failures[-1]
     describe(run, folder, graphs)
 
 
@@ -107,9 +107,10 @@ def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
     return {"model": session}
 
 
-def _refusal(model: Model, error: Exception) -> str:
+def _refusal(model: Model, failures: list[Exception]) -> str:
     """One sentence that names the part on which an export failed."""
-    where, cause = None, error
+    where: Any = None
+    cause: BaseException | None = failures[-1]
     while cause is not None:
         trace = cause.__traceback__
         while trace is not None:
@@ -125,4 +126,6 @@ def _refusal(model: Model, error: Exception) -> str:
         where = unusual[0] if unusual else where
     kind = next((word for part, word in PARTS.items() if isinstance(where, part)), None)
     what = "this model" if kind is None else f"the {kind} '{name_of(where)}' of this model"
-    return f"{what} cannot be written as an ONNX graph, since what it computes depends on the numbers or the length"
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", " ".join(map(str, failures)))
+    why = "what it computes depends on the numbers or the length" if missing is None else f"ONNX lacks {missing[1]}"
+    return f"{what} cannot be written as an ONNX graph, since {why}"

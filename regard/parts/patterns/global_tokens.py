@@ -42,5 +42,7 @@ class GlobalTokens(Pattern):
         return self._hub(key_at) | (now <= max(self.count - 1, *self.at, -1))  # until the last hub has looked
 
     def _hub(self, at: Tensor) -> Tensor:
-        hubs = torch.tensor(self.at, dtype=at.dtype, device=at.device)
-        return ((at >= 0) & (at < self.count)) | (at[..., None] == hubs).any(-1)
+        first = (at >= 0) & (at < self.count)
+        if not self.at:
+            return first
+        return first | (at[..., None] == torch.tensor(self.at, dtype=at.dtype, device=at.device)).any(-1)

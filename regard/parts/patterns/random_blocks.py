@@ -43,7 +43,7 @@ class RandomBlocks(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         looking, seen = query_at.long() // self.block, key_at.long() // self.block
-        allowed = torch.zeros_like(looking == seen)
+        allowed = torch.zeros(torch.broadcast_shapes(looking.shape, seen.shape), dtype=torch.bool, device=seen.device)
         for choice in self._draw(looking):
             allowed = allowed | (choice == seen)
         return allowed & (seen >= 0)
