@@ -41,7 +41,14 @@ def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:
 
 def _tensors(session: Any) -> dict[str, Any]:
     sides = {"inputs": session.get_inputs(), "outputs": session.get_outputs()}
-    return {side: {one.name: [_kind(one.type), *one.shape] for one in found} for side, found in sides.items()}
+    return {
+        side: {one.name: [_kind(one.type), *map(_size, one.shape)] for one in found} for side, found in sides.items()
+    }
+
+
+def _size(size: int | str) -> int | str:
+    """past + new, in whatever order torch has it"""
+    return size if isinstance(size, int) else " + ".join(sorted(size.split(" + "), reverse=True))
 
 
 def _kind(word: str) -> str:
