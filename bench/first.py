@@ -289,7 +289,7 @@ def scored(first: First, run: Path) -> float:
 def measure(first: First, run: Path, threads: int) -> dict:
     """What is kept of a run and its baseline, as JSON."""
     end = ["--minutes", f"{first.minutes:g}"] if first.minutes else []
-    runs.train(run, *first.asked, *end, *(["--threads", str(threads)] if threads else []))
+    runs.train(run, *first.asked, *end, *(["--threads", str(threads)] if threads else []), automatic=True)
     baseline = None if first.baseline is None else first.baseline()
     return {
         "command": " ".join(

@@ -14,8 +14,9 @@ import results
 REGARD = [sys.executable, "-m", "regard"]
 
 
-def train(run: Path, *asked: str) -> None:
-    """`regard train ...`, shown on the terminal."""
+def train(run: Path, *asked: str, automatic: bool = False) -> None:
+    """`regard train ...`, shown on the terminal. automatic: what is not asked for is chosen, as for users."""
+    asked = asked if automatic else (*asked, "--as-published")
     known = (run / "run.json").exists()
     command = ["train", "--resume", str(run)] if known else ["train", *asked, "--out", str(run)]
     results.console.print(f"[dim]regard {' '.join(command)}[/]")

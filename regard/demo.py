@@ -88,7 +88,7 @@ def job(folder: Path, minutes: float, full: bool) -> Job:
     return Job(
         "transformer", str(folder), "tiny", [f"{name}={value}" for name, value in settings.items()], str(data),
         dev=str(DEV), test=str(TEST), tokenizer="characters,pretokenised", metrics=list(METRICS), any_reference=True,
-        dev_most=300,
+        dev_most=300, as_published=True,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_others_weights_come_in_learn_and_go_back(place, tmp_path, capsys):
 WRONG = [
     (["train", "--from", "nowhere", "--data", "DATA", "--steps", "1"], "there is no run folder 'nowhere'"),
     (["train", "--from", "BASE", "--task", "tagg", "--data", "DATA", "--steps", "1"], "did you mean 'tag'"),
-    (["train", "--from", "BASE", "--data", "DATA"], "a run needs an end"),
+    (["train", "--from", "BASE", "--data", "DATA", "--as-published"], "a run needs an end"),
     (["train", "--from", "BASE", "--data", "DATA", "--lora", "0", "--steps", "1"], "from 1 on, and not 0"),
     (["train", "transformer-encoder", "--lora", "3", "--data", "DATA", "--steps", "1"], "name one with --from"),
     (["train", "transformer", "--task", "tag", "--data", "DATA", "--steps", "1"], "is an encoder-decoder"),

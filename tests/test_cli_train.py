@@ -67,10 +67,10 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
 
 
 WRONG = [
-    (["train"], "which recipe"),
+    (["train"], "what to learn from"),
     (["train", "transformr", "--data", "PAIRS", "--steps", "1"], "did you mean 'transformer'"),
     (["train", "transformer", "--data", "nowhere.tsv", "--steps", "1"], "nowhere.tsv"),
-    (["train", "transformer", "--data", "PAIRS"], "a run needs an end"),
+    (["train", "transformer", "--data", "PAIRS", "--as-published"], "a run needs an end"),
     (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--tokenizer", "bppe"], "did you mean 'bpe'"),
     (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--metric", "blue"], "did you mean 'bleu'"),
     (["train", "transformer", "--data", "PAIRS", "--steps", "1", "--set", "train.lrr=3"], "train"),

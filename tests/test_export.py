@@ -34,6 +34,7 @@ def trained(tmp_path: Path, recipe: str, *sets: str, pairs: bool) -> Path:
     job = Job(
         recipe, str(tmp_path / "run"), None, [*SMALL, "train.warmup=5", "train.steps=25", "train.context=12", *sets],
         str(data), dev="8" if pairs else None, tokenizer="words",
+        as_published=True,
     )  # fmt: skip
     start(job, say=lambda sentence: None).train()
     return tmp_path / "run"
@@ -160,7 +161,9 @@ def test_onnx_reads_alike(name, tmp_path, monkeypatch, capsys):
     task = {"rate": "match", "masked": None}.get(name, name)
     sets = ["model.depth=1", "train.batch=400", "train.lr=0.01", "train.warmup=5", "train.steps=25", "train.context=12"]
     dev = None if name == "masked" else "8"
-    job = Job(recipe, str(tmp_path / "run"), "tiny", sets, str(data), dev=dev, tokenizer="words", task=task)
+    job = Job(
+        recipe, str(tmp_path / "run"), "tiny", sets, str(data), dev=dev, tokenizer="words", task=task, as_published=True
+    )
     start(job, say=lambda sentence: None).train()
     exported(tmp_path / "run", tmp_path / "out")
     run, graph = load(tmp_path / "run"), session(tmp_path / "out" / "model.onnx")

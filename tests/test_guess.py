@@ -21,7 +21,10 @@ def runs(tmp_path_factory):
     for name, width in (("large", 32), ("small", 16)):
         sets = [f"model.width={width}", "model.heads=2", "model.depth=2", "train.steps=30", "train.lr=0.01"]
         sets += ["train.batch=256", "train.context=24", "train.warmup=3", "model.dropout=0"]
-        start(Job("gpt2", str(folder / name), None, sets, str(folder / "text.txt"), tokenizer="words"), print).train()
+        start(
+            Job("gpt2", str(folder / name), None, sets, str(folder / "text.txt"), tokenizer="words", as_published=True),
+            print,
+        ).train()
     return folder
 
 
@@ -46,7 +49,9 @@ def test_what_cannot_guess_is_refused(runs, capsys, tmp_path):
     assert "decode.beam = 1" in capsys.readouterr().err
     (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten one two three\n" * 30)
     sets = ["model.width=16", "model.heads=2", "model.depth=1", "train.steps=2", "train.context=8", "train.batch=64"]
-    other = Job("gpt2", str(tmp_path / "other"), None, sets, str(tmp_path / "text.txt"), tokenizer="words")
+    other = Job(
+        "gpt2", str(tmp_path / "other"), None, sets, str(tmp_path / "text.txt"), tokenizer="words", as_published=True
+    )
     start(other, print).train()
     assert main([*given, "--draft", str(tmp_path / "other")]) == 2
     assert "the very same tokens" in capsys.readouterr().err

@@ -90,7 +90,16 @@ def test_an_unknown_key_is_refused_with_the_near_ones(text, tmp_path):
     (tmp_path / "text.txt").write_text("some text\n" * 200)
     overrides = ["train.steps=1", "train.context=8", text]
     with pytest.raises(UserError) as caught:
-        start(Job("transformer-decoder", str(tmp_path / "run"), "tiny", overrides, str(tmp_path / "text.txt")))
+        start(
+            Job(
+                "transformer-decoder",
+                str(tmp_path / "run"),
+                "tiny",
+                overrides,
+                str(tmp_path / "text.txt"),
+                as_published=True,
+            )
+        )
     told = str(caught.value)
     assert f"did you mean '{WRONG[text]}'" in told
     assert "\n" not in told

@@ -80,6 +80,7 @@ def test_from_the_command_line(tmp_path, capsys):
     job = Job(
         "transformer", str(tmp_path / "run"), None, [*sets, "train.batch=400", "train.warmup=5"],
         str(tmp_path / "data.tsv"), dev="8", tokenizer="words",
+        as_published=True,
     )  # fmt: skip
     start(job, say=lambda sentence: None).train()
     run = str(tmp_path / "run")
@@ -103,7 +104,12 @@ def test_from_the_command_line(tmp_path, capsys):
 def test_a_language_model_has_none(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 30)
     sets = ["model.width=16", "model.heads=2", "model.depth=1", "train.steps=2", "train.context=8", "train.batch=64"]
-    start(Job("gpt2", str(tmp_path / "run"), None, sets, str(tmp_path / "text.txt"), tokenizer="words"), print).train()
+    start(
+        Job(
+            "gpt2", str(tmp_path / "run"), None, sets, str(tmp_path / "text.txt"), tokenizer="words", as_published=True
+        ),
+        print,
+    ).train()
     capsys.readouterr()
     (tmp_path / "ask.txt").write_text("one\n")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "ask.txt"), "--shortlist"]) == 2

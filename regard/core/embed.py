@@ -22,11 +22,13 @@ class Embed(nn.Module):
     dim:      channels of the vectors made here, mapped to the width last (ALBERT); None: the width itself.
     table:    the matrix (vocab, dim) that a tied head or another embed may share, None when there is none.
     reads:    what its input is made of: text, images, ...
+    whole_words: it does best with tokens that are whole words.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("embeds",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     reads: ClassVar[str] = "text"
+    whole_words: ClassVar[bool] = False
     table: nn.Parameter | None
 
     def __init__(

@@ -21,7 +21,7 @@ from regard.data import Lines, Tokenizer
 MINUTES = 10.0  # of a run whose end nobody gave
 EPOCHS = 3.0  # of one that begins from another run
 SAMPLE = 500  # records, from which the length of the others is estimated
-EFFICIENCY = 0.4  # the share of the machine's matrix products that training reaches, about
+EFFICIENCY = 0.85  # of the machine's matrix products: what training reaches, about, with the parameters counted as below
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
@@ -50,9 +50,17 @@ def end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
     return [Choice("train.epochs", EPOCHS, why) if fine_tuning else Choice("train.minutes", MINUTES, why)]
 
 
-def tokenizer(task: str, lines: Lines) -> list[Choice]:
-    """A language model reads the characters of a short text."""
+def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
+    """Pieces of words, but for a tagger whole words where they are frequent enough. A language model reads the
+    characters of a short text.
+
+    whole_words: the model's embed wants them.
+    """
     characters = lines.records.characters
+    if whole_words:
+        return [Choice("tokenizer", "words", "n-grams of words"), Choice("lowercase", True)]
+    if task == "Tags":
+        return [Choice("tokenizer", "wordpiece", "tagging"), Choice("vocab", 16000, "most words in one piece")]
     if task == "Text" and characters >= LONG_TEXT:
         return [Choice("tokenizer", "bpe", f"{short(characters)} characters")]
     return []
@@ -76,6 +84,8 @@ class Facts(NamedTuple):
     parameters: of the model; each: those that every position meets.
     examples:   of the training data, and positions: of all of them, about.
     passes:     over the data, about.
+    classes:    of a classifier.
+    whole_words: as above.
     """
 
     task: str
@@ -84,6 +94,8 @@ class Facts(NamedTuple):
     examples: int
     positions: float
     passes: float
+    classes: int = 0
+    whole_words: bool = False
 
 
 def facts(task: str, model: Model, lines: Lines, tokenizers: Sequence[Tokenizer], train: dict[str, Any]) -> Facts:
@@ -95,7 +107,8 @@ def facts(task: str, model: Model, lines: Lines, tokenizers: Sequence[Tokenizer]
     examples = lines.count or lines.records.count
     positions = examples * sum(lengths) / max(len(lengths), 1)
     passes = _passes(train, positions, busy)
-    return Facts(task, model.width, parameters, examples, positions, passes)
+    classes = getattr(model.head, "classes", 0)
+    return Facts(task, model.width, parameters, examples, positions, passes, classes, model.embed.whole_words)
 
 
 def _passes(train: dict[str, Any], positions: float, busy: int) -> float:
@@ -124,6 +137,10 @@ def products_per_second() -> float:
 def from_scratch(known: Facts) -> Iterator[Choice]:
     """Muon, whose steps have one size for every matrix, at a rate that falls to nothing when the budget ends. A warm-up
     never takes more than half of a run, whatever is asked (schedule.py)."""
+    if known.whole_words:  # the recipe says the rest
+        passes = round(1 + 2 * math.log2(max(known.classes, 2)))
+        yield Choice("train.epochs", float(passes), f"{known.classes} labels; more would be learned by heart")
+        return
     small = known.parameters < 2e7
     yield Choice("train.optimiser", "muon", "matrices; AdamW the rest")
     yield Choice("train.lr", round(0.004 * min(1.0, (128 / known.width) ** 0.5), 4), f"width {known.width}")

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from regard.core import Model, UserError, build
+from regard.core import Embed, Model, UserError, build, find
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.core.files import must_be
@@ -183,17 +183,21 @@ class Prepared:
                 self.chosen.append(choice)
 
     def _choose_tokenizer(self) -> None:
-        job, kind = self.job, type(self.task).__name__
+        job, lines = self.job, self.corpus.train
         if job.as_published:
             return
+        embed = self.recipe["model"].get("embed", "tokens")
+        embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
+        chosen: list[Choice] = []
         if job.tokenizer is None:
-            for choice in automatic.tokenizer(kind, self.corpus.train):
-                job.tokenizer = choice.value
+            chosen = automatic.tokenizer(type(self.task).__name__, find(Embed, embed).whole_words, lines)
+        kind = next((choice.value for choice in chosen if choice.key == "tokenizer"), job.tokenizer or self.task.usual)
+        if kind in automatic.SIZED and not any(choice.key == "vocab" for choice in chosen):
+            chosen.append(automatic.vocabulary(lines, self.task.texts))
+        for choice in chosen:
+            if not getattr(job, choice.key):
+                setattr(job, choice.key, choice.value)
                 self.chosen.append(choice)
-        if job.vocab is None and (job.tokenizer or self.task.usual) in automatic.SIZED:
-            choice = automatic.vocabulary(self.corpus.train, self.task.texts)
-            job.vocab = choice.value
-            self.chosen.append(choice)
 
     def _choose_training(self) -> None:
         """Once the sizes of the model and of the data are known."""

@@ -17,6 +17,15 @@ ROWS = 10_000  # that are looked at, about
 LABEL = 60  # characters of a label, at the most and in the mean
 
 
+RECIPES = {  # by what the data is for: a recipe, its size, and the task if that is not the recipe's own
+    "pairs": ("transformer-preln", "tiny", None),
+    "text": ("llama", "tiny", None),
+    "classify": ("fasttext", "base", None),
+    "match": ("transformer-encoder", "tiny", "match"),
+    "tag": ("transformer-encoder", "tiny", "tag"),
+}
+
+
 class Picked(NamedTuple):
     """What `regard train` is asked for when only the data is given."""
 
@@ -40,15 +49,8 @@ class Given(NamedTuple):
 def pick(given: Given, task: str | None) -> Picked:
     """task: given by the user, or None."""
     kind, why = _kind(given) if task is None else (task, f"--task {task}")
-    recipes = {
-        "pairs": ("transformer-preln", None),
-        "text": ("llama", None),
-        "classify": ("fasttext", None),
-        "match": ("transformer-encoder", "match"),
-        "tag": ("transformer-encoder", "tag"),
-    }
-    recipe, task = recipes[kind]
-    return Picked(recipe, "tiny", task, why)
+    recipe, size, task = RECIPES[kind]
+    return Picked(recipe, size, task, why)
 
 
 def _kind(given: Given) -> tuple[str, str]:

@@ -202,7 +202,9 @@ def test_a_vit_trained_here_goes_out(tmp_path):
     np.savez(tmp_path / "a.npz", images=rng.integers(0, 255, (20, 8, 8, 3)).astype(np.uint8),
              labels=np.arange(20) % 2, names=np.array(["no", "yes"]))  # fmt: skip
     small = ["model.depth=1", "model.width=12", "model.heads=3", "model.embed.image=8", "train.steps=1", "train.rows=4"]
-    job = Job("vit", str(tmp_path / "run"), "tiny", small, str(tmp_path / "a.npz"), dev="0", test="0")
+    job = Job(
+        "vit", str(tmp_path / "run"), "tiny", small, str(tmp_path / "a.npz"), dev="0", test="0", as_published=True
+    )
     ours = start(job, say=lambda sentence: None).train()
     convert(tmp_path / "run", tmp_path / "out")
     theirs = ViTForImageClassification.from_pretrained(tmp_path / "out").eval()

@@ -102,6 +102,6 @@ def job(pairs, tmp_path):
         overrides = [*TINY, *(f"train.{key}={value}" for key, value in settings.items())]
         given = {"data": str(pairs), "dev": "0.2", "test": "0", "tokenizer": "characters,pretokenised"}
         given |= {"recipe": "transformer", "size": "tiny", "overrides": overrides, "run": str(tmp_path / run)}
-        return Job(**(given | (job or {})))
+        return Job(**(given | (job or {})), as_published=True)
 
     return make

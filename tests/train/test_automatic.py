@@ -38,6 +38,12 @@ def test_dropout_grows_with_the_passes():
     assert len(set(rates)) == 3
 
 
+def test_words_and_their_ngrams_are_seen_a_few_times():
+    few, many = (by_key(automatic.from_scratch(FACTS._replace(whole_words=True, classes=n))) for n in (2, 77))
+    assert few == {"train.epochs": 3.0}
+    assert many["train.epochs"] > 10
+
+
 def test_wide_models_learn_slower():
     rates = [by_key(automatic.from_scratch(FACTS._replace(width=w)))["train.lr"] for w in (64, 128, 512, 1024)]
     assert rates[0] == rates[1] > rates[2] > rates[3] > 0
@@ -65,7 +71,7 @@ def test_all_is_told_and_kept(pairs, tmp_path):
 
 def test_what_is_given_stays(pairs, tmp_path):
     given = ("train.steps=3", "train.lr=0.0125", "train.optimiser=adam", "model.dropout=0.07", "train.batch=900")
-    prepared, said = make(pairs, tmp_path, *given, vocab=400)
+    prepared, _ = make(pairs, tmp_path, *given, vocab=400)
     s = prepared.settings
     assert (s.lr, s.optimiser, s.batch, s.schedule) == (0.0125, "adam", 900, "linear")
     assert prepared.recipe["model"]["dropout"] == 0.07

@@ -44,9 +44,11 @@ def folder(tmp_path_factory):
     (place / "words.txt").write_text("\n".join(words) + "\n")
     given = {"size": "tiny", "tokenizer": "characters", "dev": "30", "test": "0"}
     given |= {"overrides": ENCODER, "data": str(place / "vowels.tsv")}
-    start(Job("transformer-encoder", str(place / "encoder"), **given), quiet).train()
+    start(Job("transformer-encoder", str(place / "encoder"), **given, as_published=True), quiet).train()
     given |= {"overrides": [*ENCODER, "train.context=16", "train.batch=128"], "data": str(place / "words.txt")}
-    start(Job("transformer-decoder", str(place / "decoder"), **given | {"dev": "0.1"}), quiet).train()
+    start(
+        Job("transformer-decoder", str(place / "decoder"), **given | {"dev": "0.1"}, as_published=True), quiet
+    ).train()
     return place
 
 
@@ -57,6 +59,7 @@ def job(folder, tmp_path):
         return Job(
             run=str(tmp_path / run), origin=str(folder / origin), data=str(folder / data),
             overrides=[*STEPS, *overrides], **given,
+            as_published=True,
         )  # fmt: skip
 
     return make
@@ -121,7 +124,10 @@ def test_a_task_without_a_run_to_begin_from(folder, tmp_path):
     """The recipe's head and objective give way."""
     given = {"data": str(folder / "lengths.tsv"), "tokenizer": "characters", "dev": "30", "test": "0"}
     small = [*ENCODER, "train.steps=2", "model.head.pool=max"]
-    prepared = start(Job("transformer-decoder", str(tmp_path / "run"), "tiny", small, task="classify", **given), quiet)
+    prepared = start(
+        Job("transformer-decoder", str(tmp_path / "run"), "tiny", small, task="classify", **given, as_published=True),
+        quiet,
+    )
     assert prepared.model.head.pool == "max"
     assert prepared.model.head.classes == 3
     prepared.train()
@@ -131,9 +137,12 @@ def test_bert_learns_to_fill_gaps_and_then_to_answer(folder, tmp_path):
     """All its own way: hidden words first, then labels, with its marks; from scratch as well."""
     small = [*ENCODER, "model.head.tokens.hidden=12", "train.context=24", "train.steps=2"]
     given = {"data": str(folder / "words.txt"), "dev": "0.1", "test": "0", "tokenizer": "characters"}
-    start(Job("bert", str(tmp_path / "bert"), "tiny", small, **given), quiet).train()
+    start(Job("bert", str(tmp_path / "bert"), "tiny", small, **given, as_published=True), quiet).train()
     given = {"data": str(folder / "lengths.tsv"), "dev": "30", "test": "0", "task": "classify"}
-    prepared = start(Job("bert", str(tmp_path / "fine"), None, STEPS, origin=str(tmp_path / "bert"), **given), quiet)
+    prepared = start(
+        Job("bert", str(tmp_path / "fine"), None, STEPS, origin=str(tmp_path / "bert"), **given, as_published=True),
+        quiet,
+    )
     before = weights(tmp_path / "bert")
     assert torch.equal(prepared.model.embed.segment_table, before["embed.segment_table"])
     assert {name for name in prepared.model.state_dict() if name.startswith("head.")} == {
@@ -143,7 +152,9 @@ def test_bert_learns_to_fill_gaps_and_then_to_answer(folder, tmp_path):
     prepared.train()
     assert regard.load(tmp_path / "fine").predict(["abc"])[0][0].text in ("short", "middle", "long")
     small = [*ENCODER, "train.steps=2"]
-    start(Job("bert", str(tmp_path / "new"), "tiny", small, tokenizer="characters", **given), quiet).train()
+    start(
+        Job("bert", str(tmp_path / "new"), "tiny", small, tokenizer="characters", **given, as_published=True), quiet
+    ).train()
 
 
 def model_of(folder, name="encoder"):
@@ -251,7 +262,7 @@ def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, give
 def test_lora_goes_on_and_is_merged(job, folder, tmp_path):
     start(job("one", lora=2), quiet).train()
     again = Job("", str(tmp_path / "two"), None, STEPS, str(folder / "lengths.tsv"), dev="30", test="0",
-                origin=str(tmp_path / "one"))  # fmt: skip
+                origin=str(tmp_path / "one"), as_published=True)  # fmt: skip
     prepared = start(again, quiet)
     mine = prepared.model.state_dict()
     assert all(torch.equal(mine[name], tensor) for name, tensor in weights(tmp_path / "one").items())
@@ -278,7 +289,15 @@ def test_an_unfinished_run_and_one_that_was_converted(job, folder, tmp_path):
     start(job("half", overrides=["train.save=2"]), quiet).train()
     (half / "model.safetensors").unlink()
     given = Job(
-        "", str(tmp_path / "on"), None, STEPS, str(folder / "lengths.tsv"), dev="30", test="0", origin=str(half)
+        "",
+        str(tmp_path / "on"),
+        None,
+        STEPS,
+        str(folder / "lengths.tsv"),
+        dev="30",
+        test="0",
+        origin=str(half),
+        as_published=True,
     )
     path, _, _ = checkpoint.newest(half / "checkpoints")
     mine = start(given, quiet).model.state_dict()
@@ -292,7 +311,7 @@ def test_an_unfinished_run_and_one_that_was_converted(job, folder, tmp_path):
     marks = {"pad": base.source.pad, "unk": base.source.unk, "start": base.source.start, "end": base.source.end}
     (foreign / "run.json").write_text(json.dumps({"origin": {"family": "bert"}, "marks": marks, "documents": True}))
     start(Job("", str(tmp_path / "fine"), None, STEPS, str(folder / "lengths.tsv"), dev="30", test="0",
-              origin=str(foreign), task="classify"), quiet).train()  # fmt: skip
+              origin=str(foreign), task="classify", as_published=True), quiet).train()  # fmt: skip
     loaded = regard.load(tmp_path / "fine")
     assert len(loaded.model.embed.table) == base.source.size + 5
     assert loaded.predict(["abc"])[0][0].text in ("short", "middle", "long")
@@ -357,7 +376,9 @@ def test_refused_without_a_run(folder, tmp_path):
         ("transformer", {"task": "classify"}, "this model is an encoder-decoder"),
     ):
         with pytest.raises(UserError, match=sentence):
-            start(Job(recipe, str(tmp_path / "run"), data=str(folder / "lengths.tsv"), **given), quiet)
+            start(
+                Job(recipe, str(tmp_path / "run"), data=str(folder / "lengths.tsv"), **given, as_published=True), quiet
+            )
 
 
 def test_what_cannot_be_gone_on_with(job, folder, tmp_path):

@@ -46,7 +46,7 @@ def folder(tmp_path):
 def job(tmp_path, folder):
     def make(run="run", steps=40, recipe="vit", data=None, small=SMALL, **more):
         own = [f"train.steps={steps}", "train.evaluate=20", *small]
-        return Job(recipe, str(tmp_path / run), "tiny", own, str(data or folder), **more)
+        return Job(recipe, str(tmp_path / run), "tiny", own, str(data or folder), **more, as_published=True)
 
     return make
 

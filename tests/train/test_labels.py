@@ -31,7 +31,16 @@ def table(tmp_path):
 
 def job(table, run, **more):
     return Job(
-        "transformer-encoder", str(run), "tiny", SMALL, str(table), tokenizer="characters", dev="60", test="60", **more
+        "transformer-encoder",
+        str(run),
+        "tiny",
+        SMALL,
+        str(table),
+        tokenizer="characters",
+        dev="60",
+        test="60",
+        **more,
+        as_published=True,
     )
 
 
@@ -163,7 +172,9 @@ def test_a_few_texts_may_have_a_label_each(tmp_path):
     path = tmp_path / "few.tsv"
     path.write_text("".join(f"text {number}\tlabel {number}\n" for number in range(5)))
     given = {"tokenizer": "characters", "dev": "0", "test": "0"}
-    assert start(Job("transformer-encoder", str(tmp_path / "run"), "tiny", SMALL, str(path), **given), print)
+    assert start(
+        Job("transformer-encoder", str(tmp_path / "run"), "tiny", SMALL, str(path), **given, as_published=True), print
+    )
 
 
 @pytest.mark.parametrize("name", ["bleu", "perplexity", "pearson"])

@@ -359,7 +359,7 @@ def job(text, run, recipe="bert", *more, **train):
     )
     settings = {"steps": 6, "batch": 300, "context": 24, "warmup": 5, "lr": 0.01, **train}
     overrides = [*TINY, *hidden, *(f"train.{key}={value}" for key, value in settings.items()), *more]
-    return Job(recipe, str(run), "tiny", overrides, str(text), dev="0.1", tokenizer="words")
+    return Job(recipe, str(run), "tiny", overrides, str(text), dev="0.1", tokenizer="words", as_published=True)
 
 
 def quiet(sentence):
@@ -422,6 +422,6 @@ def test_texts_with_labels_are_for_another_task(tmp_path, form):
         path.write_text(("" if form == "headless" else "text\tlabel\n") + "".join(f"{a}\t{b}\n" for a, b in rows))
     small = ["train.steps=1", "train.context=16"]
     with pytest.raises(UserError, match="--task classify"):
-        start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path)), print)
+        start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path), as_published=True), print)
     column = "0" if form == "headless" else "text"
-    assert start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path), columns=column), print)
+    assert start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path), columns=column, as_published=True), print)

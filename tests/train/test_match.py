@@ -47,7 +47,7 @@ def tables(tmp_path_factory):
 
 def job(table, run, overrides=(), **more):
     given = {"tokenizer": "characters", "dev": "60", "test": "60", "task": "match"} | more
-    return Job("transformer-encoder", str(run), "tiny", [*SMALL, *overrides], str(table), **given)
+    return Job("transformer-encoder", str(run), "tiny", [*SMALL, *overrides], str(table), **given, as_published=True)
 
 
 def test_learns_labels(tables, tmp_path):
@@ -135,16 +135,25 @@ def test_from_another_run(tables, tmp_path):
     start(job(tables / "numbers.tsv", tmp_path / "base", small), quiet).train()
     base = regard.load(tmp_path / "base").model.state_dict()
     given = {"dev": "60", "test": "0", "origin": str(tmp_path / "base")}
-    on = start(Job("", str(tmp_path / "on"), None, small, str(tables / "numbers.tsv"), **given), quiet)
+    on = start(
+        Job("", str(tmp_path / "on"), None, small, str(tables / "numbers.tsv"), **given, as_published=True), quiet
+    )
     assert all(torch.equal(tensor, base[name]) for name, tensor in on.model.state_dict().items())
     on.train()
-    new = start(Job("", str(tmp_path / "new"), None, small, str(tables / "labels.tsv"), task="match", **given), quiet)
+    new = start(
+        Job(
+            "", str(tmp_path / "new"), None, small, str(tables / "labels.tsv"), task="match", **given, as_published=True
+        ),
+        quiet,
+    )
     assert new.model.head.classes == 2
     assert torch.equal(new.model.embed.table, base["embed.table"])
     new.train()
     assert regard.load(tmp_path / "new").predict([("ab", "b")])[0][0].text in ("with", "without")
     with pytest.raises(UserError, match=r"numbers are wanted here, and 'with(out)?' is none"):
-        start(Job("", str(tmp_path / "bad"), None, small, str(tables / "labels.tsv"), **given), quiet)
+        start(
+            Job("", str(tmp_path / "bad"), None, small, str(tables / "labels.tsv"), **given, as_published=True), quiet
+        )
 
 
 def words():

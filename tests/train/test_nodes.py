@@ -44,7 +44,7 @@ def folder(tmp_path):
 def job(folder, tmp_path):
     def make(run="run", recipe="gat", **train):
         sets = [*TINY, *(f"train.{name}={value}" for name, value in ({"steps": 60} | train).items())]
-        return Job(recipe, str(tmp_path / run), "tiny", sets, data=str(folder))
+        return Job(recipe, str(tmp_path / run), "tiny", sets, data=str(folder), as_published=True)
 
     return make
 

@@ -31,7 +31,7 @@ def job(tmp_path):
         settings = {"steps": 6, "context": 12, "rows": 6, "lr": 0.01, "warmup": 5, "evaluate": 3, "save": 3, **train}
         changes = [*TINY, "model.layer.0.mixer.memory=12", *(f"train.{key}={value}" for key, value in settings.items())]
         given = {"data": str(tmp_path / "text.txt"), "dev": "0.1", "test": "0", "threads": 1}
-        return Job("xlnet", str(tmp_path / run), "tiny", changes, **given)
+        return Job("xlnet", str(tmp_path / run), "tiny", changes, **given, as_published=True)
 
     return make
 

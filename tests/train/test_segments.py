@@ -46,7 +46,15 @@ def job(text, tmp_path):
         settings = {"steps": 8, "context": 6, "rows": 5, "lr": 0.01, "warmup": 5, "evaluate": 4, "save": 4, **train}
         changes = [*XL, SMALL.format(6, 6), *more, *(f"train.{key}={value}" for key, value in settings.items())]
         return Job(
-            "transformer-xl", str(tmp_path / run), "tiny", changes, data=str(text), dev="0.1", test="0", threads=1
+            "transformer-xl",
+            str(tmp_path / run),
+            "tiny",
+            changes,
+            data=str(text),
+            dev="0.1",
+            test="0",
+            threads=1,
+            as_published=True,
         )
 
     return make

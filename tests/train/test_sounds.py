@@ -54,7 +54,7 @@ def table(tmp_path_factory):
 def job(table, run, **more):
     given = {"tokenizer": "words", "dev": "6", "test": "3", "data": str(table)} | more
     sets = [*SMALL, *given.pop("sets", ["train.steps=60"])]
-    return Job("whisper", str(run), "mini", sets, **given)
+    return Job("whisper", str(run), "mini", sets, **given, as_published=True)
 
 
 def test_tones_get_their_names(table, tmp_path):

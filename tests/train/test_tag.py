@@ -55,7 +55,7 @@ def data(tmp_path_factory):
 
 def job(data, run, overrides=(), **more):
     given = {"tokenizer": "bpe", "vocab": 290, "dev": "20", "test": "20", "task": "tag"} | more
-    return Job("transformer-encoder", str(run), "tiny", [*SMALL, *overrides], str(data), **given)
+    return Job("transformer-encoder", str(run), "tiny", [*SMALL, *overrides], str(data), **given, as_published=True)
 
 
 def test_learns_loads_and_tags(data, tmp_path):
@@ -85,14 +85,14 @@ def test_from_another_run(data, tmp_path):
     start(job(data, tmp_path / "base", ["train.steps=3"]), quiet).train()
     other = conll(tmp_path / "other.conll", [[(word, "T-" + tag) for word, tag in words] for words in sentences()])
     given = {"dev": "20", "test": "0", "origin": str(tmp_path / "base"), "overrides": ["train.steps=2"]}
-    made = start(Job("", str(tmp_path / "new"), data=str(other), task="tag", **given), quiet)
+    made = start(Job("", str(tmp_path / "new"), data=str(other), task="tag", **given, as_published=True), quiet)
     base = regard.load(tmp_path / "base")
     assert torch.equal(made.model.embed.table, base.model.embed.table)
     assert set(made.task.target.inner.get_vocab()) > {"T-O", "T-B-NUM"}
     made.train()
     with pytest.raises(UserError, match="the label 'T-B-NAME' stands nowhere among those of the run"):
-        start(Job("", str(tmp_path / "on"), data=str(other), **given), quiet)
-    start(Job("", str(tmp_path / "on"), data=str(data), **given), quiet).train()
+        start(Job("", str(tmp_path / "on"), data=str(other), **given, as_published=True), quiet)
+    start(Job("", str(tmp_path / "on"), data=str(data), **given, as_published=True), quiet).train()
 
 
 def test_a_sentence_that_is_too_long(data, tmp_path):
@@ -275,7 +275,10 @@ def test_refused(data, tmp_path):
     ):
         start(job(data, tmp_path / "run", metrics=["accuracy"]), quiet)
     with pytest.raises(UserError, match="needs an encoder"):
-        start(Job("transformer-decoder", str(tmp_path / "run"), "tiny", SMALL, str(data), task="tag"), quiet)
+        start(
+            Job("transformer-decoder", str(tmp_path / "run"), "tiny", SMALL, str(data), task="tag", as_published=True),
+            quiet,
+        )
 
 
 def test_json_of_words(data, tmp_path):

@@ -278,7 +278,7 @@ def test_a_folder_that_learns_on_and_goes_out(tmp_path):
     (tmp_path / "talks.tsv").write_text("talk.wav\tw1 w2\n" * 3)
     sets = ["train.steps=1", "train.rows=2", "train.lr=0.0", "objective.language=de"]
     more = Job("whisper", str(tmp_path / "more"), None, sets, str(tmp_path / "talks.tsv"), dev="0", test="0",
-               origin=str(tmp_path / "run"))  # fmt: skip
+               origin=str(tmp_path / "run"), as_published=True)  # fmt: skip
     with pytest.raises(UserError, match=r"none of the 3 recordings is at most 0.6 s long"):
         start(more, print)
     spoken(tmp_path / "talk.wav", 50)

@@ -29,6 +29,7 @@ class Ngrams(Embed):
     std:      of the tables' numbers at birth; None: 1 / dim, about as small as fastText's.
     """
 
+    whole_words = True
     examples = ({"buckets": 37}, {"n": 3, "buckets": 101, "position": "sinusoidal", "norm": "layer"}, {"dim": 10})
 
     def __init__(
