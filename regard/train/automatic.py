@@ -21,7 +21,7 @@ from regard.data import Lines, Tokenizer
 MINUTES = 10.0  # of a run whose end nobody gave
 EPOCHS = 3.0  # of one that begins from another run
 SAMPLE = 500  # records, from which the length of the others is estimated
-EFFICIENCY = 0.85  # of the machine's matrix products: what training reaches, about, with the parameters counted as below
+EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
