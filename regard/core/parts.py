@@ -28,7 +28,7 @@ SETTINGS = ("model", "train", "decode", "objective")  # sections of a recipe tha
 SIZES = {  # arguments that are at least 1, and the most that is taken: beyond it, building alone would have no end
     "width": 1 << 17, "depth": 10_000, "heads": 1 << 13, "kv_heads": 1 << 13, "dim": 1 << 17, "hidden": 1 << 20,
     "vocab": 1 << 24, "experts": 1 << 13, "length": 1 << 24, "classes": 1 << 24,
-    "max_distance": 1 << 20, "buckets": 1 << 16,
+    "max_distance": 1 << 20, "buckets": 1 << 24,
 }  # fmt: skip
 MOST = (1 << 31) - 1  # of any other whole number
 WORDS = {

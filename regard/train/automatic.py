@@ -25,6 +25,8 @@ EFFICIENCY = 0.85  # of matrix products that training reaches, about, with param
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
+MANY = 10  # labels, from which on a new head has much to learn
+LITTLE = 50_000  # examples, up to which words keep their vectors in fine-tuning
 LONG_TEXT = 4_000_000  # characters, from which on a language model reads pieces of words
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # no spaces between words
 
@@ -86,6 +88,7 @@ class Facts(NamedTuple):
     passes:     over the data, about.
     classes:    of a classifier.
     whole_words: as above.
+    lora:       only small maps learn.
     """
 
     task: str
@@ -96,6 +99,7 @@ class Facts(NamedTuple):
     passes: float
     classes: int = 0
     whole_words: bool = False
+    lora: bool = False
 
 
 def facts(task: str, model: Model, lines: Lines, tokenizers: Sequence[Tokenizer], train: dict[str, Any]) -> Facts:
@@ -154,9 +158,15 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
 
 
 def fine_tuning(known: Facts) -> Iterator[Choice]:
-    """Small batches, since there are few steps in a few passes over little data."""
-    tokens = ROWS * known.positions / max(known.examples, 1)
-    yield Choice("train.batch", 64 * max(round(tokens / 64), 1), f"about {ROWS} examples")
+    """Small batches, since there are few steps in a few passes over little data; and what every word means is known."""
+    yield Choice("train.rows", ROWS)
+    if known.classes > MANY:
+        yield Choice("train.head_lr", 5.0, f"{known.classes} labels")
+    if not known.lora:
+        yield Choice("train.lr", round(5e-5 * min(768 / known.width, 4.0), 6), f"width {known.width}")
+    if not known.lora and known.examples < LITTLE:
+        yield Choice("train.freeze", "embed", f"{short(known.examples)} examples")
+    yield Choice("train.evaluate", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
 
 
 def sentence(choices: Sequence[Choice]) -> str:

@@ -21,7 +21,7 @@ from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.core.files import must_be
 from regard.core.paths import check_run_folder
-from regard.data import Corpus, Feed, overlap
+from regard.data import Corpus, Feed, Lines, overlap
 from regard.decode import Way
 from regard.folder import about, must_have, tokenizers
 from regard.run import Run
@@ -174,8 +174,9 @@ class Prepared:
         """Take over what was chosen into the recipe, but for what was given."""
         if self.job.as_published:
             return
-        given = {f"train.{key}" for key in self.recipe.get("train", {})}
-        given |= {text.partition("=")[0].strip() for text in self.job.overrides}
+        given = {text.partition("=")[0].strip() for text in self.job.overrides}
+        if not self.job.task or not self.job.origin:  # else what is known is of another task
+            given |= {f"train.{key}" for key in self.recipe.get("train", {})}
         for choice in choices:
             section, _, key = choice.key.rpartition(".")
             if choice.key not in given:
@@ -184,7 +185,7 @@ class Prepared:
 
     def _choose_tokenizer(self) -> None:
         job, lines = self.job, self.corpus.train
-        if job.as_published:
+        if job.as_published or not isinstance(lines, Lines):
             return
         embed = self.recipe["model"].get("embed", "tokens")
         embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
@@ -200,13 +201,15 @@ class Prepared:
                 self.chosen.append(choice)
 
     def _choose_training(self) -> None:
-        """Once the sizes of the model and of the data are known."""
-        with torch.device("meta"):
-            model = build(self.recipe)
-        train = self.recipe.get("train", {})
-        known = automatic.facts(type(self.task).__name__, model, self.corpus.train, self.task.tokenizers, train)
-        rules = automatic.fine_tuning if self.job.origin else automatic.from_scratch
-        self._choose(rules(known))
+        """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
+        lines = self.corpus.train
+        if isinstance(lines, Lines):
+            with torch.device("meta"):
+                model = build(self.recipe)
+            train = self.recipe.get("train", {})
+            known = automatic.facts(type(self.task).__name__, model, lines, self.task.tokenizers, train)
+            rules = automatic.fine_tuning if self.job.origin else automatic.from_scratch
+            self._choose(rules(known._replace(lora=self.job.lora > 0)))
         self.settings = self.task.settings = Settings.read(self.recipe.get("train", {}))
         if self.chosen:
             self.say(automatic.sentence(self.chosen))
