@@ -163,6 +163,7 @@ class Labels:
             with self.named(part):
                 return run(*given, **named)
 
+        call.only_watches = True  # type: ignore[attr-defined]
         return call
 
     @contextmanager

@@ -172,7 +172,7 @@ def test_drawings(mine, name, capsys):
 
 def test_verify(mine, capsys):
     text = said(capsys, ["verify", "mine.toml"])
-    assert text.count("✓") == 9
+    assert text.count("✓") == 15
     assert "names no golden" in text
     assert "all 9 hold" in text
     assert max(len(line) for line in text.splitlines()) <= 80

@@ -50,13 +50,20 @@ def test_what_is_missing_is_not_shown(run, tmp_path, capsys):
     """A run that has only just begun, or that was brought from elsewhere, tells less."""
     for name in ("recipe.toml", "tokenizer.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    for about in ({}, {"job": None, "sessions": [None, 3], "parameters": "many"}, {"origin": {"family": "bert"}}):
+    for about in ({}, {"origin": {"family": "bert"}}):
         (tmp_path / "run.json").write_text(json.dumps(about))
         (tmp_path / "metrics.jsonl").write_text('{"step": 1, "dev": {"loss": null}}\nhalf a l')
         assert main(["show", str(tmp_path)]) == 0, about
         assert "not finished" in " ".join(capsys.readouterr().out.split())
         assert main(["show", str(tmp_path), "--json"]) == 0
         capsys.readouterr()
+
+
+def test_wrong_types_are_told(run, tmp_path, capsys):
+    (tmp_path / "recipe.toml").write_bytes((run / "recipe.toml").read_bytes())
+    (tmp_path / "run.json").write_text(json.dumps({"job": None, "sessions": [None, 3], "parameters": "many"}))
+    assert main(["show", str(tmp_path)]) == 2
+    assert "run.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [["--size", "tiny"], ["--set", "model.width=3"], ["--vocab", "9"]])

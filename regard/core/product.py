@@ -107,20 +107,22 @@ def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
     return known
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)
+
+
 def hooked(module: nn.Module) -> bool:
-    """Whether anything happens when this very module is called besides its class's `forward`."""
+    """Whether anything happens when this module is called besides its class's `forward`."""
+    return has_own_hooks(module) or any(GLOBAL_HOOKS)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """The same of this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a `forward`
+    that is marked as one that only watches."""
     own = vars(module)
-    return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
+    if any(own[name] for name in HOOKS):
+        return True
+    return "forward" in own and not getattr(own["forward"], "only_watches", False)
 
 
 def inside_hooked(module: nn.Module) -> bool:

@@ -21,11 +21,9 @@ from .norm import Norm
 from .parts import name_of, part, takes
 from .pattern import Pattern, blind
 from .position import Position
-from .product import flat, hooked
+from .product import GLOBAL_HOOKS, HOOKS, flat, hooked
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Layer(nn.Module):
@@ -349,7 +347,12 @@ class Plan:
         modules = [vars(module) for module in stack.modules()]
         inside = [own[name] for own in modules for name in ("_modules", "_parameters", "_buffers")]
         taps = [module.watchers for module in stack.modules() if isinstance(module, Tap)]
-        self.empty = [*taps, *(own[name] for own in modules for name in HOOKS), *(held for held in inside if not held)]
+        self.empty = [
+            *GLOBAL_HOOKS,
+            *taps,
+            *(own[name] for own in modules for name in HOOKS),
+            *(held for held in inside if not held),
+        ]
         self.held = [*modules, *filter(None, inside)]
         self.before = [dict(held) for held in self.held]
         self.weights = [t for own in modules for t in own["_parameters"].values() if t is not None]

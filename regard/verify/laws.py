@@ -241,7 +241,8 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
             _, base = subject.step(x[:, : int(cut.max())], subject.start(batch, time, memory), valid)
             read[id(base)] = [x[row, : int(cut[row])] for row in rows]
             alive.append(base)
-        for state, far in ((alive[0], 40), (alive[1], time - int(cut.max()) - 9)):
+        room = time - int(cut.max()) - 9
+        for state, far in ((alive[0], min(40, room)), (alive[1], room)):
             after(state, subject.inputs(batch, far))
             try:
                 after(state, subject.inputs(batch, 1))

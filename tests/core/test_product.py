@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.core import native, product
-from regard.core.product import Linear, linear, own_maps, plain
+from regard.core.product import Linear, is_plain_linear, linear, own_maps
 from regard.verify import laws
 
 
@@ -72,4 +72,4 @@ def test_nothing_else_changes():
     own_maps(model)
     own_maps(model)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
-    assert all(plain(module) for module in model.modules() if isinstance(module, torch.nn.Linear))
+    assert all(is_plain_linear(module) for module in model.modules() if isinstance(module, torch.nn.Linear))

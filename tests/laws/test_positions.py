@@ -238,7 +238,7 @@ def test_scalings_of_rotary():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"part": "learned", "length": 0}, "length >= 1"),
+        ({"part": "learned", "length": 0}, "length must be at least 1"),
         ({"part": "rotary", "fraction": 0.2}, "an even number of channels"),
         ({"part": "rotary", "layout": "half"}, "'interleaved' or 'halves'"),
         ({"part": "rotary", "base": 1.0}, "base must be above 1"),

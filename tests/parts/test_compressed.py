@@ -111,11 +111,10 @@ def test_state_holds_groups():
     assert grows[0] == grows[1] == grows[2] - one
 
 
-def test_too_small_a_state_is_refused():
-    mixer = make(factor=3)
-    state = mixer.start(Context.begin(2, 0), 5)
-    with pytest.raises(UserError, match="fewer positions than 6"):
-        mixer.step(torch.randn(2, 6, WIDTH, dtype=torch.float64), state, Context.after(torch.zeros(2).long(), 6))
+def test_too_small_a_state_grows():
+    mixer, x = make(factor=3), torch.randn(2, 30, WIDTH, dtype=torch.float64)
+    y, _ = mixer.step(x, mixer.start(Context.begin(2, 0), 5), Context.after(torch.zeros(2).long(), 30))
+    torch.testing.assert_close(y, mixer(x, Context.begin(2, 30)))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -183,6 +183,8 @@ def test_what_cannot_be_done_is_told():
     for mixer in (gau, flash):
         with pytest.raises(UserError, match="does not step"):
             mixer.step(torch.zeros(2, 3, 10), mixer.start(context, 3), context)
-    causal = Gau(10, dim=4)
-    with pytest.raises(UserError, match="started for 2 positions, fewer than 3"):
-        causal.step(torch.zeros(2, 3, 10), causal.start(context, 2), context)
+
+
+def test_too_small_a_state_grows():
+    mixer, x, context = Gau(10, dim=4), torch.randn(2, 13, 10), Context.begin(2, 13)
+    torch.testing.assert_close(mixer.step(x, mixer.start(context, 2), context)[0], mixer(x, context))

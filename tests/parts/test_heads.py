@@ -137,6 +137,6 @@ class TestRotaryTable:
         assert torch.allclose(position.query(x, at).flatten(), torch.tensor([-b, a, c, d]))
 
     def test_refuses(self):
-        for spec, dim in (({"length": 0}, 8), ({"length": 5}, 7)):
-            with pytest.raises(UserError, match="needs length >= 1 and an even dim"):
+        for spec, dim, told in (({"length": 0}, 8, "at least 1"), ({"length": 5}, 7, "an even dim")):
+            with pytest.raises(UserError, match=told):
                 part(Position, {"part": "rotary_table", **spec}, dim=dim)

@@ -114,9 +114,12 @@ def test_bad_arguments(given, sentence):
         part(Mixer, {"part": "infini", **given}, width=24, heads=3)
 
 
-def test_a_state_that_is_too_small_and_a_pattern_that_comes_too_late():
+def test_too_small_a_state_grows():
+    mixer, x, context = make(), torch.randn(1, 14, 24).double(), Context.begin(1, 14)
+    torch.testing.assert_close(mixer.step(x, mixer.start(Context.begin(1, 0), 1), context)[0], mixer(x, context))
+
+
+def test_a_pattern_that_comes_too_late():
     mixer = make()
     with pytest.raises(UserError, match="the memory holds everything"):
         mixer(torch.randn(1, 4, 24).double(), Context.begin(1, 4, pattern=Pattern.parse("block(2)")))
-    with pytest.raises(UserError, match="larger capacity"):
-        mixer.step(torch.randn(1, 4, 24).double(), mixer.start(Context.begin(1, 0), 3), Context.begin(1, 4))

@@ -10,7 +10,7 @@ from torch import nn
 import regard
 from regard import UserError
 from regard.cli import main
-from regard.core.product import plain
+from regard.core.product import is_plain_linear
 from regard.data import Tokenizer
 from regard.decode import Way
 from regard.passes import bitnet
@@ -106,13 +106,13 @@ def test_where_it_goes():
     """Into the layers, not into tables and heads; what stands twice stays one; others may be kept."""
     model = decoder(tie="none", head={"part": "tag", "classes": 5}, share="layers")
     maps = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
-    assert plain(maps.pop("head.out"))
+    assert is_plain_linear(maps.pop("head.out"))
     assert len(maps) == 14
     assert all(type(m) is BitLinear for m in maps.values())
     assert model.stack.layers[0] is model.stack.layers[1]
     model = decoder(passes=[{"part": "bitnet", "keep": ["*.feedforward.*", "head*"], "norm": "rms"}])
     layer = model.stack.layers[1].branches
-    assert plain(layer["feedforward"].out)
+    assert is_plain_linear(layer["feedforward"].out)
     assert layer["mixer"].q.norm.inner.weight.shape == (24,)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import regard
 from regard import UserError
 from regard.cli import main
-from regard.core.product import plain
+from regard.core.product import is_plain_linear
 from regard.data import Tokenizer
 from regard.passes.lora import Lora, LoraLinear, merge, merge_run
 
@@ -126,7 +126,7 @@ def test_merged_is_plain_and_the_same(on):
         assert not torch.allclose(y, decoder()(tokens()), atol=1e-3)
         merged = merge(model)
         torch.testing.assert_close(merged(tokens()), y, rtol=1e-5, atol=1e-5)
-    assert all(plain(m) for m in merged.modules() if isinstance(m, nn.Linear))
+    assert all(is_plain_linear(m) for m in merged.modules() if isinstance(m, nn.Linear))
     assert merged.state_dict().keys() == decoder().state_dict().keys()
     assert all(p.requires_grad for p in merged.parameters())
     assert merged.head.table is merged.embed.table

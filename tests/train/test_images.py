@@ -15,7 +15,7 @@ from regard.train.job import Job, resume, start
 
 SIDE = 8
 SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.dropout=0", "model.embed.image=8",
-         "model.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=5", "train.rows=16"]  # fmt: skip
+         "model.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=1", "train.rows=16"]  # fmt: skip
 
 
 def drawn(kind: str, rng) -> np.ndarray:
@@ -183,7 +183,7 @@ def test_bad_data(job, folder, tmp_path):
 
 TOWERS = ["model.image.depth=1", "model.image.width=16", "model.image.heads=2", "model.image.embed.image=8",
           "model.image.layer.0.feedforward.hidden=24", "model.text.depth=1", "model.text.width=16",
-          "model.text.heads=2", "model.text.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=5",
+          "model.text.heads=2", "model.text.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=1",
           "train.rows=9"]  # fmt: skip
 SAID = {"across": "stripes that lie", "along": "stripes that stand", "none": "nothing at all"}
 

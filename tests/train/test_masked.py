@@ -357,7 +357,7 @@ def job(text, run, recipe="bert", *more, **train):
     hidden = (
         ["model.head.tokens.hidden=12", "model.head.pair.hidden=12"] if recipe == "bert" else ["model.head.hidden=12"]
     )
-    settings = {"steps": 6, "batch": 300, "context": 24, "warmup": 5, "lr": 0.01, **train}
+    settings = {"steps": 6, "batch": 300, "context": 24, "warmup": 1, "lr": 0.01, **train}
     overrides = [*TINY, *hidden, *(f"train.{key}={value}" for key, value in settings.items()), *more]
     return Job(recipe, str(run), "tiny", overrides, str(text), dev="0.1", tokenizer="words", as_published=True)
 

@@ -28,7 +28,7 @@ def job(tmp_path):
     (tmp_path / "text.txt").write_text("\n".join([LINE * 6] * 60))
 
     def make(run, **train):
-        settings = {"steps": 6, "context": 12, "rows": 6, "lr": 0.01, "warmup": 5, "evaluate": 3, "save": 3, **train}
+        settings = {"steps": 6, "context": 12, "rows": 6, "lr": 0.01, "warmup": 1, "evaluate": 3, "save": 3, **train}
         changes = [*TINY, "model.layer.0.mixer.memory=12", *(f"train.{key}={value}" for key, value in settings.items())]
         given = {"data": str(tmp_path / "text.txt"), "dev": "0.1", "test": "0", "threads": 1}
         return Job("xlnet", str(tmp_path / run), "tiny", changes, **given, as_published=True)
@@ -92,7 +92,7 @@ def test_a_run_that_was_stopped(job, tmp_path):
 
 
 def test_learns_and_goes_on(job, tmp_path):
-    start(job("run", steps=120, evaluate=120, save=120, rows=16)).train()
+    start(job("run", steps=120, evaluate=120, save=120, rows=16, warmup=5)).train()
     run = regard.load(tmp_path / "run")
     told = evaluate(run, [(LINE * 6,)] * 8, ["loss", "perplexity"])
     assert told["scores"]["loss"] < 0.7, "by chance 2.2"

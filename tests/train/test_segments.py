@@ -43,7 +43,7 @@ def text(tmp_path):
 @pytest.fixture
 def job(text, tmp_path):
     def make(run, *more, **train):
-        settings = {"steps": 8, "context": 6, "rows": 5, "lr": 0.01, "warmup": 5, "evaluate": 4, "save": 4, **train}
+        settings = {"steps": 8, "context": 6, "rows": 5, "lr": 0.01, "warmup": 1, "evaluate": 4, "save": 4, **train}
         changes = [*XL, SMALL.format(6, 6), *more, *(f"train.{key}={value}" for key, value in settings.items())]
         return Job(
             "transformer-xl",

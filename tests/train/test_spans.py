@@ -25,7 +25,7 @@ from regard.train.objectives.span_corruption import (
 from regard.use.spans import SpanFiller
 
 TEXT = "the cat sat on the mat, and the rat ran to the cat; " * 60
-SMALL = ["model.width=12", "model.heads=2", "model.dropout=0.1", "train.lr=0.02", "train.warmup=10"]
+SMALL = ["model.width=12", "model.heads=2", "model.dropout=0.1", "train.lr=0.02", "train.warmup=1"]
 SMALL += [f"model.{side}.depth=1" for side in ("encoder", "decoder")]
 SMALL += [f"model.{side}.layer.0.feedforward.hidden=16" for side in ("encoder", "decoder")]
 SMALL += [f"model.{side}.dim=5" for side in ("encoder.layer.0.mixer", "decoder.layer.0.mixer", "decoder.layer.0.cross")]

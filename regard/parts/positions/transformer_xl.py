@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError
 from regard.core.position import angles, speeds
-from regard.core.product import is_plain_linear
+from regard.core.product import has_own_hooks
 
 
 class TransformerXL(Position):
@@ -65,7 +65,7 @@ class TransformerXL(Position):
         angle = angles(torch.arange(low, high + 1, device=q.device), self.rates)
         places = torch.cat((angle.sin(), angle.cos()), -1).to(q.dtype)  # (distances, width)
         many = self._work(q.shape[0] * q.shape[2], places.shape[0])[0]
-        if many or not is_plain_linear(self.of_place):
+        if many or has_own_hooks(self.of_place):
             each = q @ self.of_place(places).unflatten(-1, (self.heads, self.dim)).permute(1, 2, 0)
         else:
             each = q @ self.of_place.weight.unflatten(0, (self.heads, self.dim)) @ places.mT
