@@ -19,7 +19,7 @@ LABEL = 60  # characters of a label, at the most and in the mean
 
 RECIPES = {  # by what the data is for: a recipe, its size, and the task if that is not the recipe's own
     "pairs": ("transformer-preln", "tiny", None),
-    "text": ("llama", "tiny", None),
+    "text": ("rwkv4", "tiny", None),
     "classify": ("fasttext", "base", None),
     "match": ("transformer-encoder", "tiny", "match"),
     "tag": ("transformer-encoder", "tiny", "tag"),

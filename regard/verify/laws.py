@@ -12,6 +12,7 @@
     dropout    a step in training mode drops what the whole would
     edited     whatever is done to the modules and weights of a model, before or while it decodes, counts at once
     gradients  finite, and the same through steps as through the whole
+    backward   the same through long steps, and through single ones where embeddings are frozen
     cost       flops and state bytes equal what is counted
 
 They run in float64, where a true equality is 1e-9 or better and a mistake of one position is not.
@@ -437,7 +438,7 @@ def long_gradients(subject: Subject) -> Finding:
     worst = max(found.worst, _single_gradients(subject).worst)
     for parameter in frozen:
         parameter.requires_grad_(True)
-    return Finding("long gradients", worst, found.limit, "through long steps, and through single ones of frozen embeds")
+    return Finding("backward", worst, found.limit, "through long steps, and through single ones of frozen embeds")
 
 
 def _single_gradients(subject: Subject, time: int = 5, batch: int = 2) -> Finding:
@@ -531,7 +532,7 @@ def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     stepping = {"cuts": cuts, "causal": causal, "select": selects, "reorder": reorders, "join": joins, "again": again}
     if subject.is_model:  # whose states are worth more than those of its parts
         stepping |= {"long": long, "branches": branches, "capacity": capacity, "dropout": drops}
-        stepping |= {"long gradients": long_gradients, "edited": edits.edited}
+        stepping |= {"backward": long_gradients, "edited": edits.edited}
     return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
 
 
