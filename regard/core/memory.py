@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .errors import UserError
+
+if sys.platform != "win32":
+    import resource
 
 MAKERS = (torch.empty, torch.rand, torch.randn)
 FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
@@ -43,6 +46,8 @@ class Weightless(TorchFunctionMode):
 
 def machine_memory() -> int:
     """Bytes that this process may take: what the machine has, or less where a container or a limit says so."""
+    if sys.platform == "win32":
+        return sys.maxsize  # nobody is asked there
     known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in LIMITS:
         try:

@@ -103,7 +103,7 @@ class Facts(NamedTuple):
 
 
 def facts(task: str, model: Model, lines: Lines, tokenizers: Sequence[Tokenizer], train: dict[str, Any]) -> Facts:
-    """model: on the meta device, since its sizes are all that counts."""
+    """model: without weights, since its sizes are all that counts."""
     parameters = sum(p.numel() for p in model.parameters())
     busy = parameters - sum(p.numel() for p in model.embed.parameters())
     rows = [row[: len(tokenizers)] for row in islice(lines, SAMPLE)]

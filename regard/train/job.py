@@ -20,6 +20,7 @@ from regard.core import Embed, Model, UserError, build, find
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
 from regard.core.files import must_be
+from regard.core.memory import Weightless
 from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, Lines, overlap
 from regard.decode import Way
@@ -204,7 +205,7 @@ class Prepared:
         """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
         lines = self.corpus.train
         if isinstance(lines, Lines):
-            with torch.device("meta"):
+            with Weightless():
                 model = build(self.recipe)
             train = self.recipe.get("train", {})
             known = automatic.facts(type(self.task).__name__, model, lines, self.task.tokenizers, train)
