@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from regard.core import Mixer, Place, part
+import regard
+from regard.core import Mixer, Place, Pointwise, part
 from regard.core.parts import find, names
 from regard.verify import laws
 
@@ -31,3 +32,27 @@ def test_one_position(name, index):
     y = subject.whole(x, None, memory)
     assert y.shape == (2, 1, subject.module.out_width)
     assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize(("name", "index"), VARIANTS)
+def test_long_steps_in_two_layers(name, index):
+    """Layers share what they find out about a step, so that one alone proves little."""
+    if not make(name, index).streams or issubclass(find(Mixer, name), Pointwise):
+        return
+    torch.manual_seed(index)
+    spec = {"part": name, **find(Mixer, name).examples[index]}
+    attention = {"mixer": {"part": "attention", "pattern": "everything"}}
+
+    def model(wiring: str) -> regard.core.Model:
+        decoder = {"depth": 2, "layer": [{"mixer": spec, "wiring": wiring}]}
+        table = {"kind": "encoder-decoder", "width": 24, "heads": 3, "encoder": {"layer": [attention]}}
+        return regard.build({"vocab": 61, "model": table | {"decoder": decoder}})
+
+    try:
+        subject = laws.Subject(model("pre"))
+    except regard.UserError:  # what changes the width is added to nothing
+        subject = laws.Subject(model("plain"))
+    for law, time in ((laws.long, 200), (laws.branches, 130)) if index == 0 else ((laws.long, 200),):
+        torch.manual_seed(index)
+        found = law(subject, time)
+        assert found.holds, f"{found.law}: {found.worst:.2e} ({found.detail})"
