@@ -61,7 +61,7 @@ def evaluate(
     tick:          called with a number of examples that are done, first for the loss, then for the answers.
     tokenize, lowercase: as in `metrics.measure`.
     memory:        a text is read in segments, each remembering so many positions before it; 0: none; None: as the
-                   model was trained.
+                   model was trained, in windows that overlap by half where it remembers nothing.
     """
     if hasattr(run, "evaluate"):  # in its own way
         return run.evaluate(lines, metrics)
@@ -136,7 +136,8 @@ def loss(
         objective, kept = Segments(), nullcontext() if memory is None else remembering(run.model, memory)
         batches, left_out = _windows(run, rows, tick, documents, in_order), 0
     else:
-        batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick, documents), 0)
+        cut = windows if memory == 0 else _overlapping
+        batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick, documents, cut), 0)
     with kept:
         for batch in batches:
             found = objective(run.model, batch.to(run.device))
@@ -184,7 +185,13 @@ def _ticked(batches: Iterator[Batch], tick: Tick) -> Iterator[Batch]:
         tick(len(batch.tokens))
 
 
-def _windows(run: Run, rows: Sequence[Row], tick: Tick, documents: bool, cut: Callable = windows) -> Iterator[Batch]:
+def _overlapping(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
+    """Windows of which each reads half of the one before it again, so that no token is asked for with little to go
+    by."""
+    return windows(text, before, context, rows, pad, context // 2)
+
+
+def _windows(run: Run, rows: Sequence[Row], tick: Tick, documents: bool, cut: Callable) -> Iterator[Batch]:
     """One long text as in training, in windows of the context that the model was trained with."""
     mark = [run.target.end] if run.ends(documents) else []
     coded = run.target.encode([text for (text,) in rows])

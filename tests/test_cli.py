@@ -174,7 +174,7 @@ def test_verify(mine, capsys):
     text = said(capsys, ["verify", "mine.toml"])
     assert text.count("✓") == 15
     assert "names no golden" in text
-    assert "all 9 hold" in text
+    assert "all 15 hold" in text
     assert max(len(line) for line in text.splitlines()) <= 80
     data = json.loads(said(capsys, ["verify", "mine.toml", "--json", "--seed", "3"]))
     assert data["holds"]

@@ -67,12 +67,20 @@ class Dev:
         return float(torch.stack(sums).double().sum()) / count
 
 
-def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
-    """All of a text (time,) in windows side by side, the last one as short as it must be: every token is asked for
-    exactly once. before: the token that the first one is asked after."""
-    for begin in range(0, len(text), context * rows):
-        ends = [(at, min(at + context, len(text))) for at in range(begin, len(text), context)[:rows]]
+def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, overlap: int = 0) -> Iterator[Batch]:
+    """All of a text (time,) in windows, the last one as short as it must be: every token is asked for exactly once.
+
+    before:  the token that the first one is asked after.
+    overlap: tokens that a window reads of the one before it, and is not asked for: what it asks for has that much to
+             go by.
+    """
+    starts = range(0, max(len(text) - overlap, 1), context - overlap)
+    for first in range(0, len(starts), rows):
+        ends = [(at, min(at + context, len(text))) for at in starts[first : first + rows]]
         targets, valid = pad_rows([text[at:end] for at, end in ends], IGNORE)
         read = [np.append(text[at - 1] if at else before, text[at : end - 1]) for at, end in ends]
         tokens, _ = pad_rows(read, pad)
-        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()))
+        known = [0 if at == 0 else overlap for at, _ in ends]
+        targets[torch.arange(targets.shape[1]) < torch.tensor(known)[:, None]] = IGNORE
+        asked = int((targets != IGNORE).sum())
+        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=asked)

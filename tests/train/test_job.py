@@ -233,16 +233,18 @@ def test_refused_for_a_language_model(language, tmp_path, override, told):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("length", [1, 6, 7, 8, 35, 36, 50])
-def test_every_token_once(length):
+@pytest.mark.parametrize("length", [1, 3, 4, 6, 7, 8, 35, 36, 50])
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_every_token_once(length, overlap):
     """Each after the one before it, and the first after what is given."""
     text = np.arange(100, 100 + length, dtype=np.int32)
     asked = []
-    for batch in windows(text, 99, 7, 5, pad=0):
+    for batch in windows(text, 99, 7, 5, 0, overlap):
         valid = batch.targets != IGNORE
         assert batch.count == int(valid.sum())
         assert torch.equal(batch.tokens[valid] + 1, batch.targets[valid])
-        assert torch.equal(valid, torch.ones_like(valid) if batch.valid is None else batch.valid)
+        if not overlap:
+            assert torch.equal(valid, torch.ones_like(valid) if batch.valid is None else batch.valid)
         assert batch.tokens.shape[0] <= 5
         assert batch.tokens.shape[1] <= 7
         asked += batch.targets[valid].tolist()
