@@ -205,8 +205,9 @@ class Prepared:
         """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
         lines = self.corpus.train
         if isinstance(lines, Lines):
+            own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
             with Weightless():
-                model = build(self.recipe)
+                model = build(self.recipe | {"model": own})
             train = self.recipe.get("train", {})
             known = automatic.facts(type(self.task).__name__, model, lines, self.task.tokenizers, train)
             rules = automatic.fine_tuning if self.job.origin else automatic.from_scratch

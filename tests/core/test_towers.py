@@ -100,7 +100,7 @@ def test_drawn(tmp_path):
         (["model.text.head={part='vocabulary'}"], "model.text: must be an encoder or a decoder"),
         (["model.image.widht=3"], "did you mean 'width'"),
         (["model.text.layer.0.mixer.pattern=everything"], "looks ahead"),
-        (["model.txet={}"], "did you mean 'text'"),
+        (["model.txet={}"], "did you mean 'model.text'"),
         (["model.image=3"], "image"),
     ],
 )

@@ -46,6 +46,7 @@ def test_long_steps_in_two_layers(name, index):
     def model(wiring: str) -> regard.core.Model:
         decoder = {"depth": 2, "layer": [{"mixer": spec, "wiring": wiring}]}
         table = {"kind": "encoder-decoder", "width": 24, "heads": 3, "encoder": {"layer": [attention]}}
+        table["embed"] = {"part": "tokens", "position": "sinusoidal"}  # no two keys of the memory are alike
         return regard.build({"vocab": 61, "model": table | {"decoder": decoder}})
 
     try:
