@@ -23,7 +23,6 @@ EPOCHS = 3.0  # of one that begins from another run
 SAMPLE = 500  # records, from which the length of the others is estimated
 EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
-IN_TEXT = 4  # times as many passes does a text count for, every position of which is asked for in one long example
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
 MANY = 10  # labels, from which on a new head has much to learn
@@ -154,8 +153,7 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
     yield Choice("train.batch", 2048 if small else 4096, f"{short(known.parameters)} parameters")
     if known.task == "Pairs":
         yield Choice("train.smoothing", 0.1, "translation")
-    seen = known.passes * (IN_TEXT if known.task == "Text" else 1)
-    rate = next(rate for most, rate in DROPOUT if seen <= most)
+    rate = next(rate for most, rate in DROPOUT if known.passes <= most)
     yield Choice("model.dropout", rate, f"about {known.passes:.2g} passes over {short(known.examples)} examples")
 
 
