@@ -151,6 +151,7 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
     yield Choice("train.schedule", "linear", "to 0 at the end of the budget")
     yield Choice("train.warmup", 50)
     yield Choice("train.batch", 2048 if small else 4096, f"{short(known.parameters)} parameters")
+    yield Choice("train.weight_decay", 0.1)
     if known.task == "Pairs":
         yield Choice("train.smoothing", 0.1, "translation")
     rate = next(rate for most, rate in DROPOUT if known.passes <= most)
