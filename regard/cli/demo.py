@@ -64,6 +64,6 @@ def demo(
     console.print(
         f"\nnext:\n  echo chrysanthemum | .venv/bin/regard predict {out} --best 3\n"
         f"  .venv/bin/regard evaluate {out} --any-reference\n"
-        "  .venv/bin/regard train transformer --size tiny --data YOUR.tsv --minutes 10",
+        "  .venv/bin/regard train --data YOUR.tsv --minutes 10",
         highlight=False,
     )
