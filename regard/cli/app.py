@@ -29,7 +29,7 @@ def _threads(many: int) -> int:
 
 
 Threads = Annotated[
-    int, typer.Option(min=0, max=1024, callback=_threads, help="Of the processor; 0: as many as torch takes.")
+    int, typer.Option(min=0, max=1024, callback=_threads, help="CPU threads; 0: as many as torch takes.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 

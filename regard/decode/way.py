@@ -27,10 +27,10 @@ class Way:
     best:        answers for each input, from beam search.
     stop:        when a beam search is over: "likely": no beginning is likelier than the answers that have ended;
                  "full": `beam` answers have ended; "sure": nothing better can come.
-    temperature: above 0: draw at random, the higher the wilder; 0: take the likeliest.
-    top_k:       draw from so many of the likeliest tokens; 0: from all.
-    top_p:       draw from the likeliest tokens that together have this probability.
-    min_p:       draw from tokens that have at least this share of the probability of the likeliest.
+    temperature: above 0: draw at random, the higher the wilder; 0: take the most probable token.
+    top_k:       draw from the k most probable tokens; 0: from all.
+    top_p:       draw from the most probable tokens that together have this probability.
+    min_p:       draw from tokens that have at least this share of the probability of the most probable one.
     repetition:  above 1: discourage tokens that were there before; greedy and sampling.
     guess:       above 0: so many tokens are guessed at a time, and read in one step; the answers stay the same.
     seed:        of what is drawn; a text and a seed decide the answer. Without one, every answer is new.

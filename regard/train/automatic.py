@@ -25,6 +25,7 @@ EFFICIENCY = 0.85  # of matrix products that training reaches, about, with param
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
+READERS = ("Labels", "Matches", "Tags")  # tasks that are answered by a new head
 MANY = 10  # labels, from which on a new head has much to learn
 LITTLE = 50_000  # examples, up to which words keep their vectors in fine-tuning
 LONG_TEXT = 4_000_000  # characters, from which on a language model reads pieces of words
@@ -83,11 +84,11 @@ class Facts(NamedTuple):
     """What the rules go by.
 
     task:       the name of its class.
-    parameters: of the model; each: those that every position meets.
+    width, parameters: of the model.
     examples:   of the training data, and positions: of all of them, about.
     passes:     over the data, about.
     classes:    of a classifier.
-    whole_words: as above.
+    whole_words: the model's embed wants them.
     lora:       only small maps learn.
     """
 
@@ -129,7 +130,7 @@ def _passes(train: dict[str, Any], positions: float, busy: int) -> float:
 
 def products_per_second() -> float:
     """Floating-point operations of matrix products that this machine makes in a second."""
-    one = torch.randn(512, 512)
+    one = torch.full((512, 512), 0.5)  # nothing random: the state of the generators is for the model
     best = math.inf
     for _ in range(5):
         begun = time.perf_counter()
@@ -159,7 +160,10 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
 
 
 def fine_tuning(known: Facts) -> Iterator[Choice]:
-    """Small batches, since there are few steps in a few passes over little data; and what every word means is known."""
+    """Small batches, since there are few steps in a few passes over little data; and what every word means is known.
+    A model that goes on writing keeps the settings of fine-tuning as they are: its embeddings may be its head, too."""
+    if known.task not in READERS:
+        return
     yield Choice("train.rows", ROWS)
     if known.classes > MANY:
         yield Choice("train.head_lr", 5.0, f"{known.classes} labels")

@@ -118,7 +118,6 @@ class Prepared:
         else:
             self._choose_tokenizer()
             self.task.learn(self.corpus, tick)
-        torch.manual_seed(self.settings.seed)
         self.model = self._build()
         self._write()
         try:
@@ -231,6 +230,7 @@ class Prepared:
             self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
             self._choose_training()
             self.recipe["train"] = self.settings.table()
+        torch.manual_seed(self.settings.seed)
         model = build(self.recipe)
         self.task.fit(model)
         if self.job.origin and not checkpoint.found(self.folder / "checkpoints"):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from regard import UserError
 from regard.core import recipe as recipes
@@ -42,6 +43,23 @@ def test_words_and_their_ngrams_are_seen_a_few_times():
     few, many = (by_key(automatic.from_scratch(FACTS._replace(whole_words=True, classes=n))) for n in (2, 77))
     assert few == {"train.epochs": 3.0}
     assert many["train.epochs"] > 10
+
+
+def test_only_a_new_head_freezes_the_embeddings():
+    """Those of a language model are its head, too."""
+    reads, writes = (by_key(automatic.fine_tuning(FACTS._replace(task=task))) for task in ("Labels", "Text"))
+    assert reads["train.freeze"] == "embed"
+    assert writes == {}
+
+
+def test_choosing_draws_nothing(pairs, tmp_path):
+    """Weights at birth are those of the seed, whatever was chosen before."""
+    given = ("train.minutes=1", "train.lr=0.01", "model.dropout=0.1", "model.width=16", "model.heads=2")
+    first, _ = make(pairs, tmp_path, *given)
+    second = start(Job("transformer-preln", str(tmp_path / "two"), "tiny", list(given), str(pairs), as_published=True,
+                       vocab=first.job.vocab), lambda sentence: None)  # fmt: skip
+    wanted = first.model.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in second.model.state_dict().items())
 
 
 def test_wide_models_learn_slower():
