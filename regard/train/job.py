@@ -203,7 +203,7 @@ class Prepared:
     def _choose_training(self) -> None:
         """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
         lines = self.corpus.train
-        if isinstance(lines, Lines):
+        if isinstance(lines, Lines) and not self.job.as_published:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
             with Weightless():
                 model = build(self.recipe | {"model": own})

@@ -10,7 +10,7 @@ from regard.core import UserError
 from regard.core.errors import short
 from regard.data import Lines, open_corpus
 from regard.data.conll import is_conll
-from regard.data.folder import exists, looks_like_table, main_place
+from regard.data.folder import existing, exists, looks_like_table, main_place
 from regard.data.forms import form_of
 
 ROWS = 10_000  # that are looked at, about
@@ -59,6 +59,8 @@ def _kind(given: Given) -> tuple[str, str]:
         return "pairs", "two parallel files"
     path = Path(given.data)
     if not exists(path):
+        if path.suffix:
+            existing(path)  # which says that it is not there
         return "pairs", "a data set of the hub"
     try:
         place = main_place(path, given.source, given.target)

@@ -141,6 +141,11 @@ def test_parallel_files_are_pairs(tmp_path):
     assert pick(Given(str(tmp_path), "en", "de", None, None, "refuse"), None).recipe == "transformer-preln"
 
 
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="there is no file"):
+        pick(Given(str(tmp_path / "pairs.tsv"), None, None, None, None, "refuse"), None)
+
+
 def test_a_folder_without_texts(tmp_path):
     (tmp_path / "cat.png").write_bytes(b"x")
     with pytest.raises(UserError, match="vit"):
