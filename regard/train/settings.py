@@ -27,7 +27,7 @@ class Settings:
     optimiser:     adam, adamw, muon (matrices by Muon, the rest by AdamW), adafactor, sgd.
     lr:            the peak learning rate.
     schedule:      how the rate moves after warm-up: inverse_sqrt, cosine, linear, constant.
-    warmup:        steps in which the rate goes up to its peak.
+    warmup:        steps in which the rate goes up to its peak; half of the run at the most, with --as-published, too.
     floor:         the share of the peak that is left at the end, of cosine and linear schedules.
     beta1:         decay of the mean of gradients, of Adam and AdamW; the momentum of sgd.
     beta2:         decay of the mean of squared gradients, of Adam and AdamW.
