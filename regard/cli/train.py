@@ -204,6 +204,7 @@ def train(
                 picked = picking.pick(given, task)
                 bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
+                columns = columns or picked.columns
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             keys = {

@@ -37,8 +37,7 @@ HEAD = "head.*"
 
 def recipe_of(job: Job) -> recipes.Recipe:
     """The recipe of a new run, its overrides applied; what does not fit is refused."""
-    if job.task is not None and job.task not in TASKS:
-        raise UserError(f"unknown task '{job.task}'{nearest(job.task, TASKS)}")
+    check_task(job.task)
     if job.origin is None:
         if job.lora:
             raise UserError("LoRA adds small maps to a trained model: name one with --from")
@@ -55,6 +54,12 @@ def recipe_of(job: Job) -> recipes.Recipe:
     except UserError as error:
         raise error.of(name) from None
     return made
+
+
+def check_task(task: str | None) -> None:
+    """Refuse a --task that nobody knows."""
+    if task is not None and task not in TASKS:
+        raise UserError(f"unknown task '{task}'{nearest(task, TASKS)}")
 
 
 def _from_run(job: Job, folder: Path) -> recipes.Recipe:

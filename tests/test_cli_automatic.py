@@ -1,0 +1,101 @@
+"""`regard train --data FILE` and nothing else: what is made of a table, and what is refused in one sentence."""
+
+import json
+
+import pytest
+
+from regard.cli import main
+
+WORDS = ("an", "apple", "bee", "cat", "dog", "egg", "fig", "goat", "hen", "ice")
+TEXTS = [f"{one} {two} {three}" for one in WORDS for two in WORDS for three in WORDS[:3]]
+SMALL = ("--set", "model.width=16", "--set", "model.heads=2")
+
+
+def label(text):
+    return "yes" if text[0] in "ae" else "no"
+
+
+def write(path, rows, mark="\t"):
+    path.write_text("".join(mark.join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+def train(data, tmp_path, *more):
+    return main(["train", "--data", str(data), "--steps", "2", "--out", str(tmp_path / "run"), *more])
+
+
+def job(tmp_path):
+    return json.loads((tmp_path / "run" / "run.json").read_text())["job"]
+
+
+NUMBERED = {
+    "first.csv": [(i, text, label(text)) for i, text in enumerate(TEXTS)],
+    "last.csv": [(text, label(text), i + 7) for i, text in enumerate(TEXTS)],
+    "gaps.csv": [(3 * i + 100, text, label(text)) for i, text in enumerate(TEXTS)],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_row_numbers_are_left_out(name, tmp_path, capsys):
+    rows = NUMBERED[name]
+    assert train(write(tmp_path / name, rows, ","), tmp_path) == 0
+    told = capsys.readouterr().out
+    column = 2 if name == "last.csv" else 0
+    assert f"column {column} numbers the lines" in " ".join(told.split())
+    assert job(tmp_path)["recipe"] == "fasttext"
+    assert job(tmp_path)["columns"] == ("0,1" if column else "1,2")
+
+
+def test_row_numbers_beside_pairs(tmp_path, capsys):
+    rows = [(i, text, text[::-1]) for i, text in enumerate(TEXTS)]
+    assert train(write(tmp_path / "pairs.tsv", rows), tmp_path, *SMALL) == 0
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("transformer-preln", "1,2")
+
+
+def test_row_numbers_under_a_name_nobody_knows(tmp_path, capsys):
+    rows = [("nr", "was", "wie"), *((i, text, label(text)) for i, text in enumerate(TEXTS))]
+    assert train(write(tmp_path / "named.tsv", rows), tmp_path, "--header", "yes") == 0
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("fasttext", "was,wie")
+
+
+REFUSED = {
+    "turned.tsv": ([(i, label(text), text) for i, text in enumerate(TEXTS)], "--columns 2,1"),
+    "two.tsv": ([(i, text) for i, text in enumerate(TEXTS)], "--columns 0,1"),
+    "every.tsv": ([(i, i + 1, i + 2) for i, _ in enumerate(TEXTS)], "--columns"),
+    "ratings.tsv": ([(text, round(i * 0.013, 2)) for i, text in enumerate(TEXTS)], "--task classify"),
+    "numbered-ratings.tsv": ([(i, text, round(i * 0.013, 2)) for i, text in enumerate(TEXTS)], "--task classify"),
+    "whole.tsv": ([(text, 7919 * i % 1000) for i, text in enumerate(TEXTS)], "--task classify"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nobody_can_know_is_asked(name, tmp_path, capsys):
+    rows, words = REFUSED[name]
+    assert train(write(tmp_path / name, rows), tmp_path) == 2
+    told = capsys.readouterr().err
+    assert words in " ".join(told.split())
+    assert "Traceback" not in told
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_columns_that_are_named_are_taken(tmp_path):
+    rows, _ = REFUSED["two.tsv"]
+    assert train(write(tmp_path / "two.tsv", rows), tmp_path, "--columns", "0,1", *SMALL) == 0
+    assert job(tmp_path)["recipe"] == "transformer-preln"
+
+
+def test_stars_are_labels(tmp_path):
+    rows = [(text, (i % 9 + 2) / 2) for i, text in enumerate(TEXTS)]
+    assert train(write(tmp_path / "stars.tsv", rows), tmp_path) == 0
+    assert job(tmp_path)["recipe"] == "fasttext"
+
+
+@pytest.mark.parametrize("recipe", [[], ["transformer-encoder"]])
+@pytest.mark.parametrize("task", ["foo", "clasify", "pairs", "text"])
+def test_an_unknown_task_is_one_sentence(recipe, task, tmp_path, capsys):
+    data = write(tmp_path / "labels.tsv", [(text, label(text)) for text in TEXTS])
+    assert main(["train", *recipe, "--data", str(data), "--task", task, "--steps", "2"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"unknown task '{task}'" in told
+    assert "(known: classify, match, tag)" in told
+    assert ("did you mean 'classify'" in told) == (task == "clasify")
