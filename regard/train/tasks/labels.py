@@ -58,9 +58,13 @@ class Labels(Task):
                 self.check(lines, target, "among those of the run that this one begins from")
 
     def answers(self, corpus: Corpus) -> Tokenizer:
-        """The labels of the data, numbered: those of dev and test, too, which can be asked for but not be learned where
-        the training data has none of them."""
+        """Return the labels of the data, numbered."""
         self.check_header(corpus)
+        return self.numbered(corpus)
+
+    def numbered(self, corpus: Corpus) -> Tokenizer:
+        """Return the labels with their numbers: those of dev and test, too, which can be asked for but not be learned
+        where the training data has none of them."""
         self.check_labels(corpus)
         learned = set(self.labels(corpus.train))
         asked = (self.labels(lines) for lines in (corpus.dev, corpus.test) if lines is not None)

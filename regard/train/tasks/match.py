@@ -46,7 +46,7 @@ class Matches(Labels):
 
     def answers(self, corpus: Corpus) -> Tokenizer:
         self.check_header(corpus)
-        return self.source if self._wants_numbers(corpus) else super().answers(corpus)
+        return self.source if self._wants_numbers(corpus) else self.numbered(corpus)
 
     def _wants_numbers(self, corpus: Corpus) -> bool:
         values = [number(row[2]) for row in corpus.train]
