@@ -104,9 +104,13 @@ def read(name: str | Path) -> Recipe:
 
 def called(name: str | Path) -> str:
     """How messages call a recipe: by its name when it is regard's, else by its file."""
+    return Path(name).stem if is_built_in(name) else short(Path(name))
+
+
+def is_built_in(name: str | Path) -> bool:
+    """Return whether a recipe is regard's, and not a file of the user's."""
     path = Path(name)
-    own = path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
-    return path.stem if own else short(path)
+    return path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
 
 
 def _find(name: str | Path) -> Path:

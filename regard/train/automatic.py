@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import math
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from regard.core import Model
-from regard.data import Lines, Tokenizer
+from regard.data import Lines
+
+if TYPE_CHECKING:
+    from .tasks import Task
 
 MINUTES = 10.0  # of a run whose end nobody gave
 EPOCHS = 3.0  # of one that begins from another run
 SAMPLE = 500  # records, from which the length of the others is estimated
+SPEED = {"cpu": 1.1e11, "cuda": 1e13, "mps": 1e12}  # operations a second, of each thread or of the device
+THREADS = 16  # that make a small model faster, at the most
 EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
+LEAST_STEPS = 40  # for each pass over many texts, of a classifier of whole words; over few texts, more passes have them
+WORDS_LR = 0.01  # of such a classifier that goes on
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
@@ -41,7 +47,7 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         name = self.key.rpartition(".")[2]
-        value = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value}"
+        value = f"{self.value:,}" if type(self.value) is int else f"{self.value}"
         return f"{name} {value}" + (f" ({self.why})" if self.why else "")
 
 
@@ -87,9 +93,13 @@ class Facts(NamedTuple):
     width, parameters: of the model.
     examples:   of the training data, and positions: of all of them, about.
     passes:     over the data, about.
+    steps:      of a pass, about.
     classes:    of a classifier.
     whole_words: the model's embed wants them.
     lora:       only small maps learn.
+    new_head:   the head begins afresh, whatever the rest begins from.
+    bounded:    the steps or the epochs of the run were given.
+    minutes:    of the run at the most; 0: any number.
     """
 
     task: str
@@ -98,60 +108,87 @@ class Facts(NamedTuple):
     examples: int
     positions: float
     passes: float
+    steps: int = 1
     classes: int = 0
     whole_words: bool = False
     lora: bool = False
+    new_head: bool = False
+    bounded: bool = False
+    minutes: float = 0.0
 
 
-def facts(task: str, model: Model, lines: Lines, tokenizers: Sequence[Tokenizer], train: dict[str, Any]) -> Facts:
-    """model: without weights, since its sizes are all that counts."""
+def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: Collection[str]) -> Facts:
+    """Return what the rules go by.
+
+    model: without weights, since its sizes are all that counts.
+    given: settings that were said, such as train.steps.
+    """
     parameters = sum(p.numel() for p in model.parameters())
     busy = parameters - sum(p.numel() for p in model.embed.parameters())
-    rows = [row[: len(tokenizers)] for row in islice(lines, SAMPLE)]
-    lengths = [sum(len(one.encode([text])[0]) for one, text in zip(tokenizers, row, strict=False)) for row in rows]
+    lengths = [task.tokens(row) for row in islice(lines, SAMPLE)]
+    length = sum(lengths) / max(len(lengths), 1)
     examples = lines.count or lines.records.count
-    positions = examples * sum(lengths) / max(len(lengths), 1)
-    passes = _passes(train, positions, busy)
-    classes = getattr(model.head, "classes", 0)
-    return Facts(task, model.width, parameters, examples, positions, passes, classes, model.embed.whole_words)
+    positions = max(examples * length, 1.0)
+    batch = _batch(task, train, parameters, length)
+    return Facts(
+        type(task).__name__, model.width, parameters, examples, positions,
+        passes=_passes(train, positions, batch, EFFICIENCY * speed(task.job.device) / (6 * max(busy, 1))),
+        steps=math.ceil(positions / batch),
+        classes=getattr(model.head, "classes", 0),
+        whole_words=model.embed.whole_words,
+        lora=task.job.lora > 0,
+        new_head=task.job.task is not None,
+        bounded=any(train.get(name) and f"train.{name}" in given for name in ("steps", "epochs")),
+        minutes=train.get("minutes", 0.0),
+    )  # fmt: skip
 
 
-def _passes(train: dict[str, Any], positions: float, busy: int) -> float:
+def _batch(task: Task, train: dict[str, Any], parameters: int, length: float) -> float:
+    """Return the positions of a step, about. length: of an example."""
+    batch, rows, context = train.get("batch", batch_of(parameters)), train.get("rows", 0), train.get("context", 256)
+    if task.reads == "text":
+        batch = (rows or max(batch // context, 1)) * context
+    elif rows:
+        batch = min(batch, rows * max(length, 1.0))
+    return batch * train.get("accumulate", 1)
+
+
+def batch_of(parameters: int) -> int:
+    """Return the tokens of a batch for a model of this size."""
+    return 2048 if parameters < 2e7 else 4096
+
+
+def _passes(train: dict[str, Any], positions: float, batch: float, speed: float) -> float:
+    """Return how often the data is gone through, about. Only where nothing but minutes bounds the run, it depends on
+    the speed, in positions a second."""
     bounds = []
     if train.get("epochs"):
         bounds.append(float(train["epochs"]))
     if train.get("steps"):
-        bounds.append(train["steps"] * train.get("batch", 2048) / max(positions, 1))
-    if train.get("minutes"):
-        speed = EFFICIENCY * products_per_second() / (6 * max(busy, 1))
-        bounds.append(60 * train["minutes"] * speed / max(positions, 1))
+        bounds.append(train["steps"] * batch / positions)
+    if train.get("minutes") and not bounds:
+        bounds.append(60 * train["minutes"] * speed / positions)
     return min(bounds, default=1.0)
 
 
-def products_per_second() -> float:
-    """Floating-point operations of matrix products that this machine makes in a second."""
-    one = torch.full((512, 512), 0.5)  # nothing random: the state of the generators is for the model
-    best = math.inf
-    for _ in range(5):
-        begun = time.perf_counter()
-        one @ one
-        best = min(best, time.perf_counter() - begun)
-    return 2 * 512**3 / best
+def speed(device: str) -> float:
+    """Return the floating-point operations of matrix products that a device makes in a second, roughly. Nothing is
+    measured, so that the same command chooses the same on a machine that is busy."""
+    kind = device.partition(":")[0]
+    return SPEED.get(kind, SPEED["mps"]) * (min(torch.get_num_threads(), THREADS) if kind == "cpu" else 1)
 
 
 def from_scratch(known: Facts) -> Iterator[Choice]:
     """Muon, whose steps have one size for every matrix, at a rate that falls to nothing when the budget ends. A warm-up
     never takes more than half of a run, whatever is asked (schedule.py)."""
     if known.whole_words:  # the recipe says the rest
-        passes = round(1 + 2 * math.log2(max(known.classes, 2)))
-        yield Choice("train.epochs", float(passes), f"{known.classes} labels; more would be learned by heart")
+        yield from epochs_of_words(known)
         return
-    small = known.parameters < 2e7
     yield Choice("train.optimiser", "muon", "matrices; AdamW the rest")
     yield Choice("train.lr", round(0.004 * min(1.0, (128 / known.width) ** 0.5), 4), f"width {known.width}")
     yield Choice("train.schedule", "linear", "to 0 at the end of the budget")
     yield Choice("train.warmup", 50)
-    yield Choice("train.batch", 2048 if small else 4096, f"{short(known.parameters)} parameters")
+    yield Choice("train.batch", batch_of(known.parameters), f"{short(known.parameters)} parameters")
     yield Choice("train.weight_decay", 0.1)
     if known.task == "Pairs":
         yield Choice("train.smoothing", 0.1, "translation")
@@ -159,16 +196,42 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
     yield Choice("model.dropout", rate, f"about {known.passes:.2g} passes over {short(known.examples)} examples")
 
 
+def epochs_of_words(known: Facts) -> Iterator[Choice]:
+    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. An end that
+    was given in steps or epochs is the end."""
+    if known.bounded:
+        return
+    passes = round(1 + 2 * math.log2(max(known.classes, 2)))
+    steps = LEAST_STEPS * passes
+    why = f"{known.classes} labels; more would be learned by heart"
+    if known.steps < LEAST_STEPS:
+        passes = math.ceil(steps / known.steps)
+        texts = f"{short(known.examples)} texts"
+        why = f"{known.classes} labels want {steps} steps, and {texts} have about {known.steps} an epoch"
+    if known.minutes:
+        why += f"; the run ends after {passes} epochs, even if its {known.minutes:g} minutes are not over"
+    yield Choice("train.epochs", float(passes), why)
+
+
 def fine_tuning(known: Facts) -> Iterator[Choice]:
-    """Small batches, since there are few steps in a few passes over little data; and what every word means is known.
-    A model that goes on writing keeps the settings of fine-tuning as they are: its embeddings may be its head, too."""
+    """Return what is chosen for a model that was trained before, and answers in labels or numbers. One that goes on
+    writing keeps the settings of fine-tuning as they are: its embeddings may be its head, too."""
     if known.task not in READERS:
         return
+    if known.whole_words:
+        yield from epochs_of_words(known)
+    if not known.lora:
+        lr = WORDS_LR if known.whole_words else round(5e-5 * min(768 / known.width, 4.0), 6)
+        yield Choice("train.lr", lr, "word vectors" if known.whole_words else f"width {known.width}")
+    if known.new_head and not known.whole_words:
+        yield from new_head(known)
+
+
+def new_head(known: Facts) -> Iterator[Choice]:
+    """Small batches, since there are few steps in a few passes over little data; and what every word means is known."""
     yield Choice("train.rows", ROWS)
     if known.classes > MANY:
         yield Choice("train.head_lr", 5.0, f"{known.classes} labels")
-    if not known.lora:
-        yield Choice("train.lr", round(5e-5 * min(768 / known.width, 4.0), 6), f"width {known.width}")
     if not known.lora and known.examples < LITTLE:
         yield Choice("train.freeze", "embed", f"{short(known.examples)} examples")
     yield Choice("train.evaluate", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")

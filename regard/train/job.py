@@ -104,6 +104,7 @@ class Prepared:
             self.recipe = recipes.load(self.folder / "recipe.toml")
         else:
             self.recipe = origin.recipe_of(job)
+            self.given = origin.given(job, self.recipe)
             self._choose(automatic.end(self.recipe.get("train", {}), bool(job.origin)))
         self.settings = Settings.read(self.recipe.get("train", {}))
         if bounds:
@@ -174,14 +175,11 @@ class Prepared:
         """Take over what was chosen into the recipe, but for what was given."""
         if self.job.as_published:
             return
-        given = {text.partition("=")[0].strip() for text in self.job.overrides}
-        if not self.job.task or not self.job.origin:  # else what is known is of another task
-            given |= {f"train.{key}" for key in self.recipe.get("train", {})}
         for choice in choices:
             section, _, key = choice.key.rpartition(".")
-            if choice.key not in given:
+            if choice.key not in self.given:
                 self.recipe.setdefault(section, {})[key] = choice.value
-                self.chosen.append(choice)
+                self.chosen = [*(one for one in self.chosen if one.key != choice.key), choice]
 
     def _choose_tokenizer(self) -> None:
         job, lines = self.job, self.corpus.train
@@ -207,10 +205,8 @@ class Prepared:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
             with Weightless():
                 model = build(self.recipe | {"model": own})
-            train = self.recipe.get("train", {})
-            known = automatic.facts(type(self.task).__name__, model, lines, self.task.tokenizers, train)
-            rules = automatic.fine_tuning if self.job.origin else automatic.from_scratch
-            self._choose(rules(known._replace(lora=self.job.lora > 0)))
+            known = automatic.facts(self.task, model, lines, self.recipe.get("train", {}), self.given)
+            self._choose((automatic.fine_tuning if self.job.origin else automatic.from_scratch)(known))
         self.settings = self.task.settings = Settings.read(self.recipe.get("train", {}))
         if self.chosen:
             self.say(automatic.sentence(self.chosen))

@@ -62,6 +62,25 @@ def check_task(task: str | None) -> None:
         raise UserError(f"unknown task '{task}'{nearest(task, TASKS)}")
 
 
+def given(job: Job, recipe: recipes.Recipe) -> set[str]:
+    """Return the settings that were said, such as train.lr, and that nothing is chosen for: overrides, and all that
+    stands in the user's own recipe file. The [train] of a recipe of regard's counts, too, but not for a task and a run
+    that it does not know of; a run that goes on with its own task cuts its examples as before.
+
+    recipe: as `recipe_of` returns it.
+    """
+    said = {text.partition("=")[0].strip() for text in job.overrides}
+    if job.recipe:
+        named = recipes.load(job.recipe, job.size)
+        sections = ["train"] if not (job.origin and job.task) else []
+        if not recipes.is_built_in(job.recipe):
+            sections = ["model", "train"]
+        said |= {f"{section}.{key}" for section in sections for key in named.get(section, {})}
+    if job.origin and not job.task:
+        said |= {f"train.{key}" for key in KEPT if key in recipe.get("train", {})}
+    return said
+
+
 def _from_run(job: Job, folder: Path) -> recipes.Recipe:
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}' to begin from")

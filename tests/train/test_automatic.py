@@ -40,14 +40,16 @@ def test_dropout_grows_with_the_passes():
 
 
 def test_words_and_their_ngrams_are_seen_a_few_times():
-    few, many = (by_key(automatic.from_scratch(FACTS._replace(whole_words=True, classes=n))) for n in (2, 77))
+    words = FACTS._replace(whole_words=True, steps=400)
+    few, many = (by_key(automatic.from_scratch(words._replace(classes=n))) for n in (2, 77))
     assert few == {"train.epochs": 3.0}
     assert many["train.epochs"] > 10
 
 
 def test_only_a_new_head_freezes_the_embeddings():
     """Those of a language model are its head, too."""
-    reads, writes = (by_key(automatic.fine_tuning(FACTS._replace(task=task))) for task in ("Labels", "Text"))
+    known = FACTS._replace(new_head=True)
+    reads, writes = (by_key(automatic.fine_tuning(known._replace(task=task))) for task in ("Labels", "Text"))
     assert reads["train.freeze"] == "embed"
     assert writes == {}
 
@@ -60,6 +62,11 @@ def test_choosing_draws_nothing(pairs, tmp_path):
                        vocab=first.job.vocab), lambda sentence: None)  # fmt: skip
     wanted = first.model.state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in second.model.state_dict().items())
+
+
+def test_the_speed_of_a_device_is_not_that_of_the_cpu():
+    assert automatic.speed("cuda:1") == automatic.SPEED["cuda"]
+    assert automatic.speed("cpu") == automatic.SPEED["cpu"] * torch.get_num_threads()
 
 
 def test_wide_models_learn_slower():

@@ -40,6 +40,9 @@ class Labels(Task):
     def ask(self, names: Sequence[str]) -> None:
         super().ask([*names, *self.always])
 
+    def tokens(self, row: Sequence[str]) -> int:
+        return sum(len(self.source.frame([row[column]])[0]) for column in self.texts)
+
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         self.source = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, *self.texts)
         self.target = self.answers(corpus)

@@ -77,6 +77,10 @@ class Task:
         """The source's and the target's."""
         return [self.source, self.target]
 
+    def tokens(self, row: Sequence[str]) -> int:
+        """Return how many tokens of a record the model reads, about."""
+        return sum(len(one.encode([text])[0]) for one, text in zip(self.tokenizers, row, strict=False))
+
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         """Tokenizers, from the training part."""
         self.source = self.target = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick)
