@@ -46,6 +46,14 @@ def test_row_numbers_are_left_out(name, tmp_path, capsys):
     assert job(tmp_path)["columns"] == ("0,1" if column else "1,2")
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_labels_may_stand_first(numbered, tmp_path, capsys):
+    rows = [(i, label(text), text)[0 if numbered else 1 :] for i, text in enumerate(TEXTS)]
+    assert train(write(tmp_path / "turned.tsv", rows), tmp_path) == 0
+    assert "holds 2 labels" in " ".join(capsys.readouterr().out.split())
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("fasttext", "2,1" if numbered else "1,0")
+
+
 def test_row_numbers_beside_pairs(tmp_path, capsys):
     rows = [(i, text, text[::-1]) for i, text in enumerate(TEXTS)]
     assert train(write(tmp_path / "pairs.tsv", rows), tmp_path, *SMALL) == 0
@@ -59,7 +67,6 @@ def test_row_numbers_under_a_name_nobody_knows(tmp_path, capsys):
 
 
 REFUSED = {
-    "turned.tsv": ([(i, label(text), text) for i, text in enumerate(TEXTS)], "--columns 2,1"),
     "two.tsv": ([(i, text) for i, text in enumerate(TEXTS)], "--columns 0,1"),
     "every.tsv": ([(i, i + 1, i + 2) for i, _ in enumerate(TEXTS)], "--columns"),
     "ratings.tsv": ([(text, round(i * 0.013, 2)) for i, text in enumerate(TEXTS)], "--task classify"),

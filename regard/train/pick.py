@@ -112,7 +112,7 @@ def _of_table(given: Given) -> Seen:
             f"{','.join(names)} to learn from both, or name a recipe for texts alone: regard train rwkv4 --columns "
             f"{names[1 - column]}"
         )
-    return _of_two(lines.name, rows)
+    return _of_two(lines.name, rows, None if given.columns else _names(lines))
 
 
 def _of_three(given: Given, lines: Lines) -> Seen:
@@ -127,20 +127,16 @@ def _of_three(given: Given, lines: Lines) -> Seen:
             f"{','.join(names[:2])}"
         )
     rows = [tuple(text for at, text in enumerate(row) if at not in numbering) for row in _some(lines)]
-    seen = _of_two(lines.name, rows)
-    if seen.kind == "pairs" and _are_labels([row[0] for row in rows]):
-        raise UserError(
-            f"{lines.name}: column {names[numbering[0]]} numbers the lines, and which of the others is the answer? Say "
-            f"--columns {left[1]},{left[0]} for a text and its label, or --columns {left[0]},{left[1]}"
-        )
+    seen = _of_two(lines.name, rows, left)
     why = f"{seen.why}; column {names[numbering[0]]} numbers the lines and is left out"
-    return Seen(seen.kind, why, ",".join(left))
+    return Seen(seen.kind, why, seen.columns or ",".join(left))
 
 
-def _of_two(name: str, rows: Sequence[tuple[str, ...]]) -> Seen:
-    """A text and its label, or a source and a target.
+def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str] | None) -> Seen:
+    """A text and its label, in either order, or a source and a target.
 
-    name: of the file, for sentences.
+    name:    of the file, for sentences.
+    columns: their names; None: their order was given.
     """
     answers = [row[1].strip() for row in rows]
     distinct, labels = len(set(answers)), _are_labels(answers)
@@ -153,6 +149,9 @@ def _of_two(name: str, rows: Sequence[tuple[str, ...]]) -> Seen:
         )
     if labels:
         return Seen("classify", f"{distinct} different answers in {len(answers):,} lines")
+    if columns and _are_labels([row[0] for row in rows]):
+        why = f"column {columns[0]} holds {len({row[0].strip() for row in rows})} labels, column {columns[1]} the texts"
+        return Seen("classify", why, f"{columns[1]},{columns[0]}")
     return Seen("pairs", "a source and a target in each line")
 
 
