@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,14 +59,21 @@ def evaluate(
     loaded = opened(run, device, parts, int8, beside)
     way = way_of(loaded, {}, beam=beam, penalty=penalty, stop=stop, most=most, shortlist=shortlist or None)
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
-    names = metric or loaded.metrics
     if memory is not None and hasattr(loaded, "evaluate"):
         raise UserError("--memory is for a language model that reads a running text, and this model is none")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("evaluating", total=None)
         told = measured(
-            loaded, lines, names, way, any_reference, lambda n: progress.advance(task, n), tokenize, lowercase, memory
+            loaded,
+            lines,
+            metric or None,
+            way,
+            any_reference,
+            lambda n: progress.advance(task, n),
+            tokenize,
+            lowercase,
+            memory,
         )
     if as_json:
         return dump({"run": str(run), "data": lines.name} | told)
@@ -78,6 +86,8 @@ def evaluate(
     out = Console()
     out.print(table)
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
+    for note in told.get("notes", []):
+        print(f"regard: {note}", file=sys.stderr)
 
 
 def examples(
