@@ -20,6 +20,7 @@ from regard.decode import Several
 from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint
+from regard.train.asked import Job
 
 if TYPE_CHECKING:
     from regard.use.nodes import NodeLabeller
@@ -42,7 +43,7 @@ class Origin(Made, total=False):
 class Told(TypedDict, total=False):
     """The entries of run.json that something is read from."""
 
-    job: dict[str, Any]
+    job: Job
     tokenizers: list[str] | None
     documents: bool
     marks: Marks | None

@@ -110,10 +110,10 @@ def examples(
     asked |= {"dev": None, "test": None, "bad_lines": bad_lines}
     own = data is None and source is None
     if own:
-        job = about(loaded.folder).get("job")
-        if job is None:
+        job = about(loaded.folder).get("job", {})
+        if job.get("data") is None and job.get("source") is None:
             raise UserError("this run tells of no data that it was trained with: name some with --data")
-        asked = {name: job[name] for name in asked}
+        asked = {name: job.get(name, value) for name, value in asked.items()}
         header = job.get("header")
     asked["header"] = header
     if hasattr(loaded, "examples"):  # it reads its data in its own way

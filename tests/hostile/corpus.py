@@ -158,6 +158,7 @@ def _watch(event: str, given: tuple) -> None:
         if isinstance(path, str | bytes | os.PathLike):
             whole = Path(os.path.realpath(os.fsdecode(path)))
             nameless = str(whole) == os.path.realpath(tempfile.gettempdir())  # a file that goes with its process
+            nameless |= whole.name.startswith("torchinductor_")  # torch's own, empty
             if not nameless and not any(whole.is_relative_to(folder) for folder in (*_allowed, Path("/dev"))):
                 _outside.append(f"{event} {whole}")
 

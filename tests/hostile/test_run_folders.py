@@ -21,6 +21,7 @@ from .corpus import NASTY, NASTY_TOML, changed, damaged, dropped, outcome, place
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 FILES = ("run.json", "recipe.toml", "tokenizer.json", "model.safetensors", "texts.txt")
 PREDICT = ("predict", "run", "run/texts.txt", "--most", "2")
+QUICK = [PREDICT, ("evaluate", "run", "--data", "run/texts.txt"), ("evaluate", "run"), ("show", "run")]
 DECODE = {"beam": 2, "most": 3, "longest": 9, "tokens": 50, "penalty": 1.0, "best": 1, "stop": "full", "cut": True}
 
 
@@ -51,10 +52,52 @@ def test_every_value_of_run_json(home, run, entry):
     for path in (place for place in places(told) if place[0] == entry):
         for made in (*(changed(told, path, value) for value in NASTY), dropped(told, path)):
             (run / "run.json").write_text(json.dumps(made))
-            outcome(home, *PREDICT)
+            for arguments in QUICK:
+                outcome(home, *arguments)
             if len(path) == 1:
                 outcome(home, "convert", "run", "out")
                 shutil.rmtree(home / "out", ignore_errors=True)
+
+
+COMMANDS = {  # each is given a run folder; the slow ones are tried with fewer values
+    "evaluate": (["evaluate", "run"], ["evaluate", "run", "--json", "--part", "train"]),
+    "predict": (PREDICT,),
+    "show": (["show", "run"], ["show", "run", "--json"]),
+    "convert": (["convert", "run", "out"],),
+    "train": (["train", "--from", "run", "--data", "run/texts.txt", "--steps", "1", "--dev", "0", "--out", "out"],),
+    "profile": (["profile", "run", "--rows", "1", "--length", "4"],),
+    "export": (["export", "run", "out", "--to", "ctranslate2"],),
+}
+SLOW = ("train", "profile", "export")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_value_of_the_job_in_every_command(home, run, command):
+    told = json.loads((run / "run.json").read_text())
+    told["job"] |= {"data": str(run / "texts.txt"), "test": "1", "overrides": ["a.b=1"], "size": None, "task": None}
+    slow = command in SLOW
+    paths = [("job",), ("job", "recipe"), ("job", "data")] if slow else [p for p in places(told) if p[0] == "job"]
+    values = [None, 5, [], "\ud800", "x\0y"] if slow else [*NASTY, "\ud800", "x\0y", "x" * 5000, "texts.txt," * 3]
+    for path in paths:
+        for made in (*(changed(told, path, value) for value in values), dropped(told, path)):
+            (run / "run.json").write_text(json.dumps(made))
+            for arguments in COMMANDS[command]:
+                outcome(home, *arguments)
+                shutil.rmtree(home / "out", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({}, "tells of no data that it was trained with"),
+        ({"data": 5}, "run/run.json: job.data: is 5, and should be a string or null"),
+        ([], "run/run.json: job: is [], and should be a table"),
+    ],
+)
+def test_evaluate_a_run_that_describes_no_data(home, run, job, words):
+    told = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(told | {"job": job}))
+    assert words in outcome(home, "evaluate", "run")
 
 
 @pytest.mark.parametrize("section", ["model", "objective", "decode", "vocab", "title"])
@@ -63,14 +106,16 @@ def test_every_value_of_the_recipe(home, run, section):
     for path in (place for place in places(recipe) if place[0] == section):
         for made in (*(changed(recipe, path, value) for value in NASTY_TOML), dropped(recipe, path)):
             (run / "recipe.toml").write_text(tomli_w.dumps(made))
-            outcome(home, *PREDICT)
+            for arguments in QUICK:
+                outcome(home, *arguments)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_damaged(home, run, name):
     for _, data in damaged((run / name).read_bytes()):
         (run / name).write_bytes(data)
-        outcome(home, *PREDICT)
+        for arguments in QUICK:
+            outcome(home, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +202,7 @@ def test_random_damage(home, data):
         bad[at : at + data.draw(st.sampled_from([0, 1, len(piece), 300]))] = piece
     try:
         path.write_bytes(bytes(bad))
-        outcome(home, *PREDICT)
+        outcome(home, *data.draw(st.sampled_from(QUICK)))
     finally:
         path.write_bytes(good)
 
@@ -180,7 +225,7 @@ def test_random_values(home, data):
         told = changed(told, data.draw(st.sampled_from(list(places(told)))), data.draw(VALUES))
     try:
         path.write_text(json.dumps(told))
-        outcome(home, *PREDICT)
+        outcome(home, *data.draw(st.sampled_from(QUICK)))
     finally:
         path.write_text(good)
 
