@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from regard import UserError, __version__
+from regard.core.errors import printable
 from regard.machine import command_line, leave
 
 app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -46,8 +47,9 @@ def regard(
         typer.echo(context.get_help())
 
 
-def dump(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+def dump(data: Any, indent: int | None = 2) -> None:
+    """Print as JSON. What a terminal must not see stands in strings, and JSON itself writes it as \\u001b."""
+    typer.echo(printable(json.dumps(data, indent=indent, ensure_ascii=False)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         told = str(error) if isinstance(error, UserError) else _memory(error) or _usage(error)
         if told is None:
             raise
-        print(f"regard: {told}", file=sys.stderr)
+        print(f"regard: {printable(told)}", file=sys.stderr)
         return 2
 
 

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from regard import UserError
+from regard.core.errors import printable
 
 from .app import AsJson, Parts, Threads, app, dump
 from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
@@ -87,7 +88,7 @@ def evaluate(
     out.print(table)
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
     for note in told.get("notes", []):
-        print(f"regard: {note}", file=sys.stderr)
+        print(f"regard: {printable(note)}", file=sys.stderr)
 
 
 def examples(
