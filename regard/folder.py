@@ -164,14 +164,14 @@ def face_of(model: Model) -> Any:
 
 def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
     """The newest whole checkpoint, and a sentence about it."""
-    path, numbers, complaints = checkpoint.newest(folder / "checkpoints")
+    path, _, complaints = checkpoint.newest(folder / "checkpoints")
     if path is None:
         why = f" ({complaints[0]})" if complaints else ""
         raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
     must_match(folder / "recipe.toml", path / checkpoint.MODEL)
     model = build(folder / "recipe.toml")
     checkpoint.read(path, model)
-    note = f"this run is not finished: this is the model of step {numbers['step']:,}"
+    note = f"this run is not finished: this is the model of step {checkpoint.step_of(path):,}"
     return model.to(device), "; ".join([note, *complaints])
 
 

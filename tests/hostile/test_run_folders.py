@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.cli import main
+from regard.train import checkpoint
 
 from .corpus import NASTY, NASTY_TOML, changed, damaged, dropped, outcome, places, text_run
 
@@ -288,3 +289,51 @@ def test_a_model_of_fifty_gigabytes_takes_no_memory(home, run):
     assert told.returncode == 2, told.stderr
     assert "of memory, and this machine has 6.4 GB" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+NUMBERS = ["step", "tokens", "epoch", "taken", "elapsed", "pending", "best", "waited", "metrics", "optimiser"]
+
+
+@pytest.mark.parametrize("entry", NUMBERS)
+def test_every_number_of_a_checkpoint(begun, tmp_path, entry):
+    """Their sums are right: whoever changes them can add up, too."""
+    good = tmp_path / "good"
+    shutil.copytree(begun / "run", good)
+    for name in ("model.safetensors", "SHA256SUMS"):
+        (good / name).unlink()
+    told = json.loads((next((good / "checkpoints").glob("step-00000002*")) / "trainer.json").read_text())
+    for path in (place for place in places(told) if place[0] == entry):
+        for made in (*(changed(told, path, value) for value in NASTY), dropped(told, path)):
+            for arguments in (
+                ["predict", "run", "pairs.tsv", "--most", "1"],
+                ["train", "--resume", "run", "--steps", "3"],
+            ):
+                shutil.copytree(good, tmp_path / "run", dirs_exist_ok=True)
+                shutil.copy(begun / "pairs.tsv", tmp_path / "pairs.tsv")
+                for folder in (tmp_path / "run" / "checkpoints").iterdir():
+                    (folder / "trainer.json").write_text(json.dumps(made))
+                    sums = checkpoint.sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
+                    (folder / "SHA256SUMS").write_text(sums)
+                outcome(tmp_path, *arguments)
+                shutil.rmtree(tmp_path / "run")
+
+
+def test_metrics_beyond_all_numbers(home):
+    path = home / "run" / "metrics.jsonl"
+    try:
+        path.write_text(f'{{"step": {10**400}, "final": {{"loss": {10**400}, "bleu": -{10**400}}}}}\n')
+        assert outcome(home, "show", "run") == ""
+    finally:
+        path.unlink()
+
+
+def test_names_that_no_file_can_have(home):
+    name = "x" * 5000
+    for arguments in (
+        ["show", name],
+        ["predict", name],
+        ["evaluate", name],
+        ["convert", name, "out"],
+        ["profile", name],
+    ):
+        assert outcome(home, *arguments).startswith("regard: ")
