@@ -18,6 +18,7 @@ import torch
 
 from regard import metrics as measures
 from regard.core import UserError
+from regard.core.errors import shown
 from regard.data import KINDS
 from regard.data.batches import Batch, Batches, Bucketed, once
 from regard.data.streams import in_order
@@ -31,6 +32,7 @@ from regard.use.nodes import NodeLabeller
 from regard.use.reader import Reader
 
 BUDGET = 8192  # tokens of a batch
+AT_ONCE = 1024  # texts that are compared with their tokens together
 WANTED = {
     "text": "texts, not pairs",
     "pairs": "pairs of source and target",
@@ -45,7 +47,7 @@ Tick = Callable[[int], None]
 def evaluate(
     run: Run | Reader | NodeLabeller,
     lines: Iterable[Row],
-    metrics: Sequence[str] = ("loss", "perplexity"),
+    metrics: Sequence[str] | None = ("loss", "perplexity"),
     way: Way | None = None,
     any_reference: bool = False,
     tick: Tick = lambda done: None,
@@ -53,9 +55,10 @@ def evaluate(
     lowercase: bool = False,
     memory: int | None = None,
 ) -> dict[str, Any]:
-    """What can be told as JSON: scores, the signatures of those that have one, counts, and seconds.
+    """What can be told as JSON: scores, the signatures of those that have one, counts, seconds, and notes.
 
     lines:         pairs of source and target, or texts (each a tuple of one); of a graph, some of its nodes.
+    metrics:       None: the run's own, without those that mean nothing on this data; notes say which and why.
     way:           how answers are found; None: as the run's recipe says.
     any_reference: where a source stands on several lines, it is answered once and each of its targets is right.
     tick:          called with a number of examples that are done, first for the loss, then for the answers.
@@ -64,11 +67,11 @@ def evaluate(
                    model was trained, in windows that overlap by half where it remembers nothing.
     """
     if hasattr(run, "evaluate"):  # in its own way
-        return run.evaluate(lines, metrics)
+        return run.evaluate(lines, run.metrics if metrics is None else metrics)
     of_loss = (*FORCED, *measures.BITS)
     known = run.metrics if isinstance(run, Reader) else (*FORCED, *measures.OF_TEXTS) if run.pairs else of_loss
-    measures.check(metrics, known)
-    forced, answered = ([name for name in metrics if (name in of_loss) == kind] for kind in (True, False))
+    names = list(run.metrics if metrics is None else metrics)
+    measures.check(names, known)
     rows = list(lines)
     if not rows:
         raise UserError("there is nothing to evaluate: the data has no example")
@@ -76,9 +79,12 @@ def evaluate(
     if any(len(row) != KINDS[kind] for row in rows):
         raise UserError(f"this model wants {WANTED[kind]}")
     told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"examples": len(rows)}, "seconds": {}}
+    documents = getattr(lines, "documents", True)
+    told["notes"] = _without_bits(run, rows, documents, names, asked=metrics is not None)
+    forced, answered = ([name for name in names if (name in of_loss) == kind] for kind in (True, False))
     if forced:
         begun = time.perf_counter()
-        nll, count, left_out = loss(run, rows, tick, memory, getattr(lines, "documents", True))
+        nll, count, left_out = loss(run, rows, tick, memory, documents)
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         told["counts"] |= {"tokens": count, "left_out": left_out}
         if not run.pairs:  # whatever its tokens are: so that tokenizers can be compared
@@ -100,6 +106,34 @@ def evaluate(
         told["counts"] |= {"cut": sum(one.cut for one in answers), "not_ended": sum(not one.ended for one in answers)}
         told["way"] = asdict(way or run.way)
     return told
+
+
+def _without_bits(run: Any, rows: Sequence[Row], documents: bool, names: list[str], asked: bool) -> list[str]:
+    """Take bits per character and per byte out of the names where the tokens do not hold all of the text, and return
+    a note about it; metrics that the user asked for are refused instead."""
+    bits = [name for name in names if name in measures.BITS]
+    row = _lost(run, rows, documents) if bits else None
+    if row is None:
+        return []
+    text, back = row
+    which = " and ".join(bits) if not asked else f"'{bits[0]}'"
+    why = f"the tokenizer of this model loses text: {shown(text)} comes back from its tokens as {shown(back)}"
+    if asked:
+        raise UserError(f"the metric {which} means nothing here, as {why}")
+    names[:] = [name for name in names if name not in bits]
+    return [f"{which} are left out, as {why}"]
+
+
+def _lost(run: Run, rows: Sequence[Row], documents: bool) -> tuple[str, str] | None:
+    """Return the first text that its tokens do not give back and what they give instead; None: all come back. Where an
+    end mark follows each text, it stands for a line end."""
+    for begin in range(0, len(rows), AT_ONCE):
+        texts = [text for (text,) in rows[begin : begin + AT_ONCE]]
+        for text, ids in zip(texts, run.target.encode(texts), strict=True):
+            back = run.target.decode(ids)
+            if back != text and not (run.ends(documents) and text in (f"{back}\n", f"{back}\r\n")):
+                return text, back
+    return None
 
 
 def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:

@@ -20,6 +20,7 @@ from regard.decode import Several
 from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint
+from regard.train.asked import Job
 
 if TYPE_CHECKING:
     from regard.use.nodes import NodeLabeller
@@ -42,7 +43,7 @@ class Origin(Made, total=False):
 class Told(TypedDict, total=False):
     """The entries of run.json that something is read from."""
 
-    job: dict[str, Any]
+    job: Job
     tokenizers: list[str] | None
     documents: bool
     marks: Marks | None
@@ -163,14 +164,14 @@ def face_of(model: Model) -> Any:
 
 def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
     """The newest whole checkpoint, and a sentence about it."""
-    path, numbers, complaints = checkpoint.newest(folder / "checkpoints")
+    path, _, complaints = checkpoint.newest(folder / "checkpoints")
     if path is None:
         why = f" ({complaints[0]})" if complaints else ""
         raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
     must_match(folder / "recipe.toml", path / checkpoint.MODEL)
     model = build(folder / "recipe.toml")
     checkpoint.read(path, model)
-    note = f"this run is not finished: this is the model of step {numbers['step']:,}"
+    note = f"this run is not finished: this is the model of step {checkpoint.step_of(path):,}"
     return model.to(device), "; ".join([note, *complaints])
 
 

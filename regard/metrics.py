@@ -10,7 +10,8 @@
                     same words and the same kind
     bits_per_character, bits_per_byte
                     -log2 p of a whole text over its characters, or over its bytes in UTF-8: the same whatever its
-                    tokens are, so that language models with different tokenizers can be compared
+                    tokens are, so that language models with different tokenizers can be compared; only where the
+                    text can be told from its tokens, and none of it is unknown, lowercased or otherwise lost
     token_error     edit distance to the nearest reference, per token of it: word or phoneme error rate
 
 BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", arXiv:1804.08771. Spans: Tjong Kim

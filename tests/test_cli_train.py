@@ -119,6 +119,24 @@ def test_a_language_model_is_measured_on_the_last_part_of_its_text(tmp_path, cap
     assert "bits_per_character" in capsys.readouterr().out
 
 
+def test_bits_per_character_are_left_out_where_words_are_unknown(tmp_path, capsys):
+    text = "".join(f"word{number} and word{7 * number}\n" for number in range(200))
+    (tmp_path / "text.txt").write_text(text)
+    out = tmp_path / "run"
+    small = [word for one in ("width=8", "heads=2", "depth=1") for word in ("--set", f"model.{one}")]
+    given = ["--data", str(tmp_path / "text.txt"), "--steps", "2", "--set", "train.context=16", "--out", str(out)]
+    words = ["--tokenizer", "words", "--vocab", "10"]
+    assert main(["train", "transformer-decoder", "--size", "tiny", *small, *given, *words, "--json"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "loss" in told.out
+    assert "bits_per" not in told.out
+    assert "regard: bits_per_character and bits_per_byte are left out, as the tokenizer" in told.err
+    assert main(["evaluate", str(out), "--metric", "bits_per_byte"]) == 2
+    assert "the metric 'bits_per_byte' means nothing here" in capsys.readouterr().err
+
+
 FLAGS = {
     "--lr": ("0.02", "lr", 0.02),
     "--batch-tokens": ("512", "batch", 512),

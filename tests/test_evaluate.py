@@ -85,6 +85,37 @@ def test_bits_per_character(kind):
     assert told["scores"]["bits_per_byte"] == pytest.approx(bits / len(text.encode()))
 
 
+LOSSY = {
+    "an unknown word": (lambda: Tokenizer.train("words", ["one two three"], 6), "one two three"),
+    "lowercase": (lambda: Tokenizer.train("bpe", ["One Two"], 300, lowercase=True), "One Two"),
+    "another form": (lambda: Tokenizer.train("bytes", ["x"], normalise="nfkc"), "\uff11\uff12"),
+    "an unknown character": (lambda: Tokenizer.train("characters", ["one two"]), "one more"),
+    "a gap": (lambda: Tokenizer.train("words", ["one two"]), "one   two"),
+}
+
+
+@pytest.mark.parametrize("case", LOSSY)
+def test_no_bits_per_character_of_text_that_the_tokenizer_loses(case):
+    """One <unk> costs little, whatever it stands for: its bits over the characters of the text would mean nothing."""
+    made, text = LOSSY[case]
+    run = make("transformer-decoder", made())
+    for name in ("bits_per_character", "bits_per_byte"):
+        with pytest.raises(UserError, match=f"'{name}' .* tokenizer of this model loses text") as told:
+            evaluate(run, [(text,)], ["loss", name])
+        assert repr(text) in str(told.value)
+    found = evaluate(run, [(text,)], None)
+    assert set(found["scores"]) == {"loss", "perplexity"}
+    assert "bits_per_character and bits_per_byte are left out" in found["notes"][0]
+    assert found["scores"]["loss"] == evaluate(run, [(text,)], ["loss"])["scores"]["loss"]
+
+
+def test_bits_per_character_where_the_end_mark_is_the_line_end(words):
+    """Words have no token for the end of a line, and an end mark stands there instead: nothing is lost."""
+    told = evaluate(make("transformer-decoder", words, documents=False), TEXT, None)
+    assert set(told["scores"]) == {"loss", "perplexity", "bits_per_character", "bits_per_byte"}
+    assert told["notes"] == []
+
+
 def test_answers_are_compared(run):
     names = ["bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "loss"]
     way = Way(beam=2, most=6)

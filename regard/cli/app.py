@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -11,7 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from regard import UserError, __version__
+from regard.core.errors import printable
 from regard.machine import command_line, leave
+
+SYSTEM = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
 
 app = typer.Typer(name="regard", add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -46,8 +50,9 @@ def regard(
         typer.echo(context.get_help())
 
 
-def dump(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+def dump(data: Any, indent: int | None = 2) -> None:
+    """Print as JSON. What a terminal must not see stands in strings, and JSON itself writes it as \\u001b."""
+    typer.echo(printable(json.dumps(data, indent=indent, ensure_ascii=False)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,10 +72,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         raise
     except Exception as error:
-        told = str(error) if isinstance(error, UserError) else _memory(error) or _usage(error)
+        told = str(error) if isinstance(error, UserError) else _memory(error) or _system(error) or _usage(error)
         if told is None:
             raise
-        print(f"regard: {told}", file=sys.stderr)
+        print(f"regard: {printable(told)}", file=sys.stderr)
         return 2
 
 
@@ -87,6 +92,14 @@ def _memory(error: Exception) -> str | None:
     if not known and "DefaultCPUAllocator" not in str(error):
         return None
     return "there is not enough memory: take less at a time (train.batch, decode.tokens) or a smaller model"
+
+
+def _system(error: Exception) -> str | None:
+    """What the system says about a file, where that is no mistake of the program."""
+    if not isinstance(error, OSError) or error.errno not in SYSTEM:
+        return None
+    name = "" if error.filename is None else f"'{os.fsdecode(error.filename)[:200]}': "
+    return f"{name}{error.strerror}"
 
 
 def _usage(error: Exception) -> str | None:

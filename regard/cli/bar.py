@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from regard.core.errors import printable
+
 EVERY = 30.0  # seconds between lines where the output is no terminal
 
 
@@ -35,7 +37,7 @@ class Bar:
         self.shown: dict[str, float] = {}
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, highlight=False, soft_wrap=True)  # so that a command can be copied whole
+        self.console.print(Text(printable(sentence)), soft_wrap=True)  # so that a command can be copied whole
 
     def tick(self, what: str, done: int) -> None:
         if not self.moving:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from regard import UserError, add_folder
 from regard.core import recipe as recipes
+from regard.core.errors import printable
 
 from .app import AsJson, Parts, Sets, Size, app, dump
 
@@ -116,10 +117,10 @@ def show(
         return dump(asdict(described) if run is None else run | {"model": asdict(described)})
     console = Console()
     if run is not None:
-        console.print(Text(runs.text(run, min(console.width, 100))), end="\n\n")
-    console.print(Text(picture.text(described, min(console.width, 100))))
+        console.print(Text(printable(runs.text(run, min(console.width, 100)))), end="\n\n")
+    console.print(Text(printable(picture.text(described, min(console.width, 100)))))
     if png is not None:
-        console.print(f"drawn in {png}")
+        console.print(Text(f"drawn in {png}"))
 
 
 @app.command()
@@ -150,9 +151,9 @@ def _judge(what: str, sections: Iterator[Any], as_json: bool) -> int:
     console = Console(quiet=as_json)
     told, broken, worst = [], [], 0.0
     for section in sections:
-        console.print(Text("\n".join([what] * (not told) + ["", section.title]), style="bold"))
+        console.print(Text(printable("\n".join([what] * (not told) + ["", section.title])), style="bold"))
         if section.note:
-            console.print(Text(f"  – {section.note}"))
+            console.print(Text(printable(f"  – {section.note}")))
         found = []
         for finding in section.findings:
             console.print(_line(finding))
@@ -164,9 +165,8 @@ def _judge(what: str, sections: Iterator[Any], as_json: bool) -> int:
         dump({"what": what, "holds": not broken, "sections": told})
     count = sum(len(section["findings"]) for section in told)
     held = f"all {count} hold; the largest difference seen is {worst:.1e}"
-    console.print(
-        Text(f"\n{len(broken)} of {count} broken: {', '.join(broken)}" if broken else f"\n{held}", style="bold")
-    )
+    end = f"\n{len(broken)} of {count} broken: {', '.join(broken)}" if broken else f"\n{held}"
+    console.print(Text(printable(end), style="bold"))
     return 1 if broken else 0
 
 
@@ -177,7 +177,12 @@ def _line(finding: Any) -> Table:
     line.add_column(min_width=9, no_wrap=True)
     line.add_column(width=7, justify="right")
     line.add_column()
-    line.add_row(sign, finding.law, f"{finding.worst:.1e}" if finding.worst else "0", Text(finding.detail, style="dim"))
+    line.add_row(
+        sign,
+        finding.law,
+        f"{finding.worst:.1e}" if finding.worst else "0",
+        Text(printable(finding.detail), style="dim"),
+    )
     return line
 
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+from rich.text import Text
+
+from regard.core.errors import printable
 
 from .app import AsJson, app, dump
 
@@ -54,7 +57,7 @@ def convert(
         return 0 if holds else 1
     typer.echo(f"{done.folder}: a {done.family} of {done.parameters / 1e6:,.1f} M parameters, {done.tensors} tensors")
     if done.note:
-        console.print(f"note: {done.note}", highlight=False)
+        console.print(Text(printable(f"note: {done.note}")))
     if check:
         word = "the same as transformers" if holds else "NOT the same as transformers"
         typer.echo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from regard import UserError
+from regard.core.errors import printable
 
 from .app import AsJson, Parts, Threads, app, dump
 from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
@@ -58,14 +60,21 @@ def evaluate(
     loaded = opened(run, device, parts, int8, beside)
     way = way_of(loaded, {}, beam=beam, penalty=penalty, stop=stop, most=most, shortlist=shortlist or None)
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
-    names = metric or loaded.metrics
     if memory is not None and hasattr(loaded, "evaluate"):
         raise UserError("--memory is for a language model that reads a running text, and this model is none")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("evaluating", total=None)
         told = measured(
-            loaded, lines, names, way, any_reference, lambda n: progress.advance(task, n), tokenize, lowercase, memory
+            loaded,
+            lines,
+            metric or None,
+            way,
+            any_reference,
+            lambda n: progress.advance(task, n),
+            tokenize,
+            lowercase,
+            memory,
         )
     if as_json:
         return dump({"run": str(run), "data": lines.name} | told)
@@ -78,6 +87,8 @@ def evaluate(
     out = Console()
     out.print(table)
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
+    for note in told.get("notes", []):
+        print(f"regard: {printable(note)}", file=sys.stderr)
 
 
 def examples(
@@ -100,10 +111,10 @@ def examples(
     asked |= {"dev": None, "test": None, "bad_lines": bad_lines}
     own = data is None and source is None
     if own:
-        job = about(loaded.folder).get("job")
-        if job is None:
+        job = about(loaded.folder).get("job", {})
+        if job.get("data") is None and job.get("source") is None:
             raise UserError("this run tells of no data that it was trained with: name some with --data")
-        asked = {name: job[name] for name in asked}
+        asked = {name: job.get(name, value) for name, value in asked.items()}
         header = job.get("header")
     asked["header"] = header
     if hasattr(loaded, "examples"):  # it reads its data in its own way

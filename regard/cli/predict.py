@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from regard import UserError, add_folder
+from regard.core.errors import printable
 
-from .app import Parts, Threads, app
+from .app import Parts, Threads, app, dump
 
 HOW = "How to decode"
 VECTORS = "Vectors of texts"
@@ -146,7 +146,7 @@ def opened(
         add_folder(folder)
     loaded = load([run, *(beside or [])], device, int8)
     if loaded.note:
-        print(f"regard: {loaded.note}", file=sys.stderr)
+        print(f"regard: {printable(loaded.note)}", file=sys.stderr)
     return loaded
 
 
@@ -199,7 +199,7 @@ def _can_stream(loaded: Any, way: Any) -> bool:
 def _tell_streams(loaded: Any, texts: Iterator[str], way: Any) -> None:
     for text in texts:
         for piece in loaded.stream(text, way):
-            sys.stdout.write(piece)
+            sys.stdout.write(_safe(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
 
@@ -216,11 +216,16 @@ def _tell(answers: list[Any], as_json: bool, file: str = "", sure: bool = False)
     """file: named before each answer; sure: how likely it is follows."""
     if as_json:
         told: Any = plain(answers)
-        typer.echo(json.dumps({"file": file, "answers": told} if file else told, ensure_ascii=False))
+        dump({"file": file, "answers": told} if file else told, indent=None)
     else:
         for answer in answers:
             told = [file, answer.text] if file else [answer.text]
-            typer.echo("\t".join([*told, f"{math.exp(answer.logprob):.3f}"] if sure else told))
+            typer.echo(_safe("\t".join([*told, f"{math.exp(answer.logprob):.3f}"] if sure else told)))
+
+
+def _safe(answer: str) -> str:
+    """An answer as it is for a file, and without control characters for a terminal: a model can be made to say them."""
+    return printable(answer) if sys.stdout.isatty() else answer.encode("utf-8", "replace").decode()
 
 
 def plain(told: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from regard import UserError
+from regard.core.errors import printable
 
 from .app import AsJson, Parts, Sets, Size, Threads, app, dump
 from .catalog import VOCAB, load_recipe, told_of, vocabulary
@@ -66,7 +68,7 @@ def profile(
         speed = step.tokens / step.seconds
         console.print(f"{1000 * step.seconds:.1f} ms, {speed:,.0f} tokens/s; {held}\n")
     if png is not None:
-        console.print(f"drawn in {png}")
+        console.print(Text(f"drawn in {png}"))
 
 
 def _table(title: str, step: Any) -> Table:
@@ -78,7 +80,7 @@ def _table(title: str, step: Any) -> Table:
     for row in step.rows:
         share = (row.forward + row.backward) / step.seconds
         times = [f"{1000 * t:.2f} ms" for t in ((row.forward, row.backward) if learns else (row.forward,))]
-        table.add_row(row.part, f"{share:.1%}", *times, _size(row.kept) if row.kept else "")
+        table.add_row(Text(printable(row.part)), f"{share:.1%}", *times, _size(row.kept) if row.kept else "")
     return table
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.core import Model, UserError, build
 from regard.core import recipe as recipes
 from regard.core.errors import nearest, short
+from regard.core.files import must_be
 from regard.core.memory import must_fit, stacks
 from regard.core.paths import copy_files
 from regard.data.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ from regard.train.session import session
 
 from .family import Config, Family, every_family, family_of
 from .folder import WHOLE, Folder, Known, Tensors
+from .folder import Config as Schema
 from .rules import Rule
 from .stream import size_of, write, write_shards
 from .tokens import marks_of, tokenizers_of
@@ -139,13 +141,19 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
     origin = told.get("origin") or {}
     if missing := [key for key in ("config", "tensors") if origin and key not in origin]:
         raise UserError(f"{short(run / 'run.json')}: origin has no '{missing[0]}', without which it cannot go back")
+    try:
+        must_be(origin.get("config", {}), Schema)
+    except UserError as error:
+        raise error.inside("config").inside("origin").of(short(run / "run.json")) from None
+    recipes.must_match(run / "recipe.toml", run / WHOLE)
+    model = shell(recipe)  # refuses a recipe that nothing can be built from
     family = _family_for(recipe, told, to)
     config = _config(family, recipe, origin) | ({} if origin else _marks(run, recipe))
     if told.get("labels") and not origin:
         config |= {"id2label": dict(enumerate(told["labels"])), "label2id": _numbered(told["labels"])}
     whole = family.whole(config | family.seen(config, origin.get("tensors", ())))
     _check_recipe(family.recipe(whole), recipe, family)
-    model, source, unread = shell(recipe), _weights(run), _weights(run, UNREAD)
+    source, unread = _weights(run), _weights(run, UNREAD)
     rules = list(family.rules(whole, origin.get("tensors", ())))
     held = {model.first[name]: name for name in source.known if name in model.first}  # any one name of what is shared
     for name in model.shapes:

@@ -190,7 +190,7 @@ def dig(table: Any, path: str, default: Any = None) -> Any:
     """The value at a dotted path, lists by number."""
     for step in path.split("."):
         if isinstance(table, list):
-            table = table[int(step)] if int(step) < len(table) else None
+            table = table[int(step)] if step.isdecimal() and int(step) < len(table) else None
         else:  # a part's name alone has no entries
             table = table.get(step) if isinstance(table, dict) else None
         if table is None:

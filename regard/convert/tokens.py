@@ -8,6 +8,7 @@ spiece.model, tokenizer.model       SentencePiece, as T5's; source.spm, target.s
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from regard.core import UserError
 from regard.core.errors import in_one_line, short
 from regard.core.files import read_json
+from regard.data.tame import must_be_tame
 from regard.data.tokenizer import Marks, Tokenizer
 
 from . import spm, unigram
@@ -61,6 +63,8 @@ def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
         found = _inner(folder.path, said, config.get("model_type"))
         if not (folder.path / "tokenizer.json").is_file():
             found = [_with_more(inner, said, more) for inner in found]
+            for inner in found:
+                must_be_tame(json.loads(inner.to_str()))
         return [Tokenizer(inner, marks) for inner in found]
     except UserError:
         raise

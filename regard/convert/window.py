@@ -12,7 +12,7 @@ def pattern_of(window: int | None) -> str:
 
 
 def window_of(pattern: str | None) -> int | None:
-    found = re.fullmatch(r"causal(?: & window\((\d+)\))?", pattern or "causal")
+    found = re.fullmatch(r"causal(?: & window\((\d+)\))?", str(pattern or "causal"))
     if found is None:
         raise UserError(f"the pattern '{pattern}' cannot go out: 'causal' can, and 'causal & window(4096)'")
     return int(found[1]) if found[1] else None

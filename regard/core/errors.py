@@ -1,5 +1,6 @@
 """The one kind of error that is the user's to mend: a single sentence saying what, where and what to do."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 from .synonyms import SYNONYMS
 
 LONGEST = 1000  # characters of a message
+# Control characters but for the line end and the tab, marks that turn the direction of writing, halves of characters.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(ValueError):
@@ -76,3 +79,9 @@ def in_one_line(error: BaseException) -> str:
     """What a foreign error says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:300] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return a text of a stranger as a terminal may show it: control characters, which could move its cursor or hide
+    what stands there, and halves of surrogate pairs are written as \\u001b. Line ends and tabs stay."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -68,11 +68,12 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
     for text in overrides:
         override(recipe, text)
     _has_model(recipe)
-    for section in ("objective", "train", "decode"):
+    sections = dict.fromkeys(("objective", "train", "decode"), dict)
+    for entry, kind in (sections | dict.fromkeys(("title", "paper", "idea"), str)).items():
         try:
-            must_be(recipe.get(section, {}), dict)
+            must_be(recipe.get(entry, kind()), kind)
         except UserError as error:
-            raise error.inside(section) from None
+            raise error.inside(entry) from None
     return recipe
 
 

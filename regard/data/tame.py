@@ -1,80 +1,149 @@
 """Tokenizers whose text grows without bound are refused before they are used.
 
-A tokenizer.json is a programme: a sequence of forty replacements of "a" by "aa" makes 2^40 letters of one. Each step
-makes a text at most so many times longer; the product of all of them is bounded.
+A tokenizer.json is a programme: a sequence of forty replacements of "a" by "aa" makes 2^40 letters of one. A step makes
+at most f n + c characters or tokens of n, and after it another one (f', c') makes f' f n + f' c + c': both are bounded.
 """
 
 from __future__ import annotations
 
 import base64
-import math
+import json
 import re
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tokenizers
 
 from regard.core import UserError
 
 GROWTH = 1000  # times longer may a text become
+LONGEST = 1000  # characters or tokens that are put around a text
 STEPS = 1000
-LONGEST = 1000  # characters that are put before a text
-NOTHING = re.compile(r"\(\?|\\[bBAzZG]|[\^$*?|]|\{0")  # what a pattern needs to match between two characters
-BYTES = 4  # letters that a character becomes, one for each of its bytes
+TOKEN = 10_000  # characters of a token
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+# A pattern whose every piece takes at least one character: letters, escaped signs and classes, some of them repeated.
+# Any other is taken to match between two characters, too, where a replacement is put in without taking anything away.
+TAKES = re.compile(
+    r"(?:(?:[^\\()\[\]{}^$*?|+]|\\[sSdDwWnrt.+*?|/\\()\[\]{}^$-]|\\[pP]\{\^?\w+\}|\[\^?(?:[^\\\[\]&]|\\[sSdDwWnrt])+\])"
+    r"(?:\+|\{[1-9]\d*(?:,\d*)?\})?)+"
+)
+# Characters that a character becomes at most. Forms one after the other do not multiply: what one has taken apart, the
+# next leaves alone.
+FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 4, "StripAccents": 1}
+OTHERS = {
+    "ByteLevel": 5,  # one letter for each of its bytes, and a space before it
+    "Metaspace": 2,  # a mark before each piece
+    "WordPiece": 2,  # of decoders: a space before each token
+    "BPEDecoder": 2,  # a space for a suffix, which may be empty
+    "CTC": 2,
+}
+AROUND = {"BertProcessing": 4, "RobertaProcessing": 4}  # tokens
+
+
+class Growth(NamedTuple):
+    """A text of n characters becomes one of at most times * n + more."""
+
+    times: float = 1.0
+    more: float = 0.0
+
+    def then(self, step: Growth) -> Growth:
+        """Both, this one first."""
+        return Growth(
+            min(self.times * step.times, 2.0 * GROWTH), min(self.more * step.times + step.more, 2.0 * LONGEST)
+        )
 
 
 def must_be_tame(table: Any) -> None:
-    """table: what tokenizer.json holds."""
+    """Refuse what a tokenizer.json holds where texts or tokens could become too long."""
     if not isinstance(table, dict):
         return  # the library says what is wrong
-    before = math.prod(_growth(table.get(part)) for part in ("normalizer", "pre_tokenizer", "post_processor"))
-    if max(before, _growth(table.get("decoder"))) > GROWTH:
-        raise UserError(f"its steps could make a text more than {GROWTH:,} times longer")
+    _check_tokens(table)
+    steps = _plain(table)
+    for parts in (PARTS[:3], PARTS[3:]):
+        growth = _in_turn(steps.get(part) for part in parts)
+        if growth.times > GROWTH:
+            raise UserError(f"its steps could make a text more than {GROWTH:,} times longer")
+        if growth.more > LONGEST:
+            raise UserError(f"its steps could put more than {LONGEST:,} characters before each text or after it")
 
 
-def _growth(step: Any) -> float:
-    """How many times longer a text becomes at the most."""
+def _plain(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the steps as the library understands them, which takes some that have no type, and old names."""
+    bare = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
+    steps = {part: table.get(part) for part in PARTS}
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    return json.loads(tokenizers.Tokenizer.from_str(json.dumps(bare | steps | {"model": model})).to_str())
+
+
+def _check_tokens(table: dict[str, Any]) -> None:
+    model = table.get("model")
+    model = model if isinstance(model, dict) else {}
+    vocab, added = model.get("vocab"), table.get("added_tokens")
+    texts = list(vocab) if isinstance(vocab, dict) else []
+    texts += [one[0] for one in vocab if isinstance(one, list) and one] if isinstance(vocab, list) else []
+    texts += [one.get("content") for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > TOKEN:
+        raise UserError(f"has a token of {longest:,} characters, and {TOKEN:,} are the most")
+    for name in ("continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
+        if len(str(model.get(name))) > LONGEST:
+            raise UserError(f"has a {name} of more than {LONGEST:,} characters")
+
+
+def _in_turn(steps: Iterable[Any]) -> Growth:
+    """Return how much a text grows in steps one after the other."""
+    whole, form = Growth(), 1.0  # form: of the last steps, where they are forms
+    for step in steps:
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind in FORMS:
+            form = max(form, FORMS[kind])
+        else:
+            whole, form = whole.then(Growth(form)).then(_growth(step)), 1.0
+    return whole.then(Growth(form))
+
+
+def _growth(step: Any) -> Growth:
     if not isinstance(step, dict):
-        return 1.0
+        return Growth()
     kind = step.get("type")
     if kind == "Sequence":
         steps = next((found for found in step.values() if isinstance(found, list)), [])
         if len(steps) > STEPS:
             raise UserError(f"has a sequence of {len(steps):,} steps, and {STEPS:,} are the most")
-        return min(math.prod(map(_growth, steps)), 2.0 * GROWTH)
+        return _in_turn(steps)
     if kind == "Replace":
-        return _replaced(step.get("pattern"), step.get("content"))
-    if kind == "Prepend" and len(str(step.get("prepend"))) > LONGEST:
-        raise UserError(f"puts more than {LONGEST:,} characters before each text")
-    if kind == "ByteLevel":
-        return BYTES
+        return _replaced(step["pattern"], step["content"])
+    if kind == "Prepend":
+        return Growth(1.0, len(step["prepend"]))
     if kind == "Precompiled":
-        return _charsmap(step.get("precompiled_charsmap"))
+        return Growth(_charsmap(step["precompiled_charsmap"]))
     if kind == "TemplateProcessing":
-        return max(_template(step.get(name)) for name in ("single", "pair"))
-    return 1.0
+        single, pair = (_template(step[name], step["special_tokens"]) for name in ("single", "pair"))
+        return Growth(max(single.times, pair.times), max(single.more, pair.more))
+    return Growth(OTHERS.get(kind, 1), AROUND.get(kind, 0))
 
 
-def _replaced(pattern: Any, content: Any) -> float:
-    length = len(content) if isinstance(content, str) else 0
-    if isinstance(pattern, str):
-        pattern = {"String": pattern}
-    if not isinstance(pattern, dict):
-        return 1.0
-    if isinstance(pattern.get("String"), str):
-        found = pattern["String"]
-        return max(1.0, length / len(found)) if found else length + 1.0
-    between = NOTHING.search(str(pattern.get("Regex"))) is not None
-    return length + 1.0 if between else max(1.0, float(length))
+def _replaced(pattern: dict[str, str], content: str) -> Growth:
+    length = float(len(content))
+    if text := pattern.get("String"):
+        return Growth(max(1.0, length / len(text)))
+    between = not TAKES.fullmatch(pattern.get("Regex", ""))
+    return Growth(length + 1, length) if between else Growth(max(1.0, length))
 
 
-def _charsmap(coded: Any) -> float:
-    """Its longest replacement: they stand behind the trie, whose size comes first, with zeros between them."""
-    try:
-        data = base64.b64decode(coded)
-    except (ValueError, TypeError):
-        return 1.0
+def _charsmap(coded: str) -> float:
+    """Return the length of its longest replacement: they stand behind the trie, whose size comes first, with zeros
+    between them."""
+    data = base64.b64decode(coded)
     begin = 4 + int.from_bytes(data[:4], "little")
-    return float(max((len(one) for one in data[begin:].split(b"\0")), default=1) or 1)
+    return float(max((len(one.decode("utf-8", "replace")) for one in data[begin:].split(b"\0")), default=1) or 1)
 
 
-def _template(pieces: Any) -> float:
-    """How often the text itself stands in it."""
-    return max(float(str(pieces).count("'Sequence'")), 1.0) if isinstance(pieces, list) else 1.0
+def _template(pieces: list[dict[str, Any]], special: dict[str, dict[str, Any]]) -> Growth:
+    """Return how often a text itself stands in it, and how many tokens beside it."""
+    texts = Counter(one["Sequence"]["id"] for one in pieces if "Sequence" in one)
+    names = [one["SpecialToken"]["id"] for one in pieces if "SpecialToken" in one]
+    tokens = sum(len(special[name]["ids"]) for name in names if name in special)
+    return Growth(max(texts.values(), default=1), tokens)

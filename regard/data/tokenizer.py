@@ -117,15 +117,17 @@ class Tokenizer:
     @staticmethod
     def inner_of(path: Path) -> tokenizers.Tokenizer:
         """The library's tokenizer in a tokenizer.json, once it is known not to explode."""
-        text = read_text(path)
         try:
-            must_be_tame(json.loads(text))
+            table = json.loads(read_text(path))
         except (ValueError, RecursionError) as error:
             if isinstance(error, UserError):
-                raise error.of(short(path)) from None
+                raise
             raise UserError(f"{short(path)} is no tokenizer, not even JSON: {in_one_line(error)}") from None
         try:
-            return tokenizers.Tokenizer.from_str(text)
+            must_be_tame(table)
+            return tokenizers.Tokenizer.from_str(json.dumps(table))  # the very table that was looked at
+        except UserError as error:
+            raise error.of(short(path)) from None
         except BaseException as error:
             raise _told(error, f"{short(path)} is no tokenizer") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The next tokens, after what is past."""
+    """The next tokens, after what is past. position_ids are -1 for padding, which leaves the state of its row alone."""
 
     def __init__(self, model: Model, memory: Memory | None):
         super().__init__()
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         encoder_attention_mask: Tensor | None = None,
         cross: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-        model, context = self.model, Context(position_ids)
+        model, context = self.model, Context(position_ids.clamp(min=0), position_ids >= 0)
         positions = torch.cat((past_positions, position_ids), 1)
         before, held, source, templates = iter(past), iter(states), iter(cross or ()), iter(self.templates)
         source_at = None
@@ -136,7 +136,8 @@ def write_cached(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _compare_steps(model: Model, encoder: Any, decoder: Any, start: dict[str, np.ndarray], one_by_one: bool) -> None:
-    """Compare the logits of a decoder with a cache with those of the model for the whole sequence."""
+    """Compare the logits of a decoder with a cache with those of the model for the whole sequence. The first step is
+    padded to the longest row, and each row goes on from its own position."""
     batch = 3
     length = min(sum(STEPS), model.limit or sum(STEPS))
     tokens = model.embed.draw(batch, length)
@@ -148,16 +149,26 @@ def _compare_steps(model: Model, encoder: Any, decoder: Any, start: dict[str, np
         memory = model.encode(source, mask != 0)
         held |= run_graph(encoder, {"input_ids": source, "attention_mask": mask}) | {"encoder_attention_mask": mask}
     expected = model(tokens, memory=memory)
-    begin = 0
-    for size in [1] * length if one_by_one else STEPS:
-        end = min(begin + size, length)
-        if begin == end:
-            break
-        positions = torch.arange(begin, end).expand(batch, -1)
-        found = run_graph(decoder, held | {"input_ids": tokens[:, begin:end], "position_ids": positions})
+    for position_ids in _ragged_steps(length, one_by_one):
+        rows, at = torch.arange(batch)[:, None], position_ids.clamp(min=0)
+        found = run_graph(decoder, held | {"input_ids": tokens[rows, at], "position_ids": position_ids})
         held |= {name.replace("present.", "past."): value for name, value in found.items()}
-        compare(torch.from_numpy(found["logits"]), expected[:, begin:end], model)
-        begin = end
+        real = position_ids >= 0
+        compare(torch.from_numpy(found["logits"])[real], expected[rows, at][real], model)
+
+
+def _ragged_steps(length: int, one_by_one: bool) -> Iterator[Tensor]:
+    """Yield the position_ids (3, new) of steps until the first of three rows has reached this length; -1: padding."""
+    first, columns = padded_mask(3, min(STEPS[0], length)), torch.arange(length)
+    lengths = first.sum(1, keepdim=True)
+    prompt = torch.where(first != 0, columns[: first.shape[1]], -1)
+    yield from prompt.split(1, 1) if one_by_one else [prompt]
+    left = length - first.shape[1]
+    sizes = [1] * left if one_by_one else [min(size, left - sum(STEPS[1:i])) for i, size in enumerate(STEPS[1:], 1)]
+    for size in sizes:
+        if size > 0:
+            yield lengths + columns[:size]
+            lengths = lengths + size
 
 
 def _own(model: Model) -> list[tuple[int, str, Any]]:

@@ -69,9 +69,9 @@ def measured(path: Path) -> tuple[int | None, dict[str, float]]:
                     told = _table(json.loads(line))
                 except (ValueError, RecursionError):
                     continue
-                step = told["step"] if isinstance(told.get("step"), int) else step
+                step = told["step"] if isinstance(told.get("step"), int) and _number(told["step"]) else step
                 found = _table(told.get("final") or told.get("dev")) or found
-    return step, {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return step, {name: value for name, value in found.items() if _number(value)}
 
 
 def text(run: dict[str, Any], width: int = 100) -> str:
@@ -107,6 +107,11 @@ def _entry(name: str, value: str, width: int) -> list[str]:
     gap = " " * 10
     return textwrap.wrap(value, max(width, 40), initial_indent=f"{name:<10}", subsequent_indent=gap,
                          break_long_words=False, break_on_hyphens=False)  # fmt: skip
+
+
+def _number(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _table(value: Any) -> dict[str, Any]:

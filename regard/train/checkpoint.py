@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
@@ -24,13 +24,35 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
-from regard.core.files import read_json
+from regard.core.errors import in_one_line, short, shown
+from regard.core.files import Natural, Range, read_json
 from regard.core.paths import check_run_folder, sync
 
 MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
 EXTRA = "-extra"
 NAME = re.compile(rf"step-(\d+)({EXTRA})?")
+
+
+class Best(TypedDict):
+    """The best evaluation so far."""
+
+    step: Natural
+    metrics: dict[str, Any]
+
+
+class Numbers(TypedDict, total=False):
+    """The entries of trainer.json."""
+
+    optimiser: str
+    step: Natural
+    tokens: Natural
+    epoch: Natural
+    taken: Natural
+    elapsed: Annotated[float, Range(0)]
+    pending: bool
+    best: Best | None
+    waited: Natural
+    metrics: dict[str, Any]
 
 
 class Newest(NamedTuple):
@@ -115,7 +137,11 @@ def check(path: Path) -> dict[str, Any]:
         for name in (MODEL, TENSORS, NUMBERS):
             if _hash(path / name) != written[name]:
                 raise UserError(f"{short(path / name)} is damaged: its contents are not what was written")
-        return read_json(path / NUMBERS)
+        told = read_json(path / NUMBERS, Numbers)
+        for metrics in (told.get("metrics", {}), (told.get("best") or {}).get("metrics", {})):
+            if not all(isinstance(value, int | float) for value in metrics.values()):  # some may be NaN
+                raise UserError(f"{short(path / NUMBERS)}: metrics are numbers, not {shown(metrics)}")
+        return told
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch
 from regard.core import Embed, Model, UserError, build, find
 from regard.core import recipe as recipes
 from regard.core.errors import in_one_line, short
-from regard.core.files import must_be
 from regard.core.memory import Weightless
 from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, Lines, overlap
@@ -29,6 +28,7 @@ from regard.run import Run
 from regard.use.reader import Reader
 
 from . import automatic, checkpoint, origin
+from .asked import Job
 from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
@@ -37,53 +37,6 @@ from .settings import Settings
 from .tasks import Say, Task, Tick, task_of, unseen
 
 THREADS = 1024  # at the most
-
-
-@dataclass
-class Job:
-    """Everything that a run depends on, besides the files it reads. Kept in run.json.
-
-    data, source, target, dev, test, columns, bad_lines: as in regard.data.open_corpus.
-    longest:       tokens of a side; 0: what the batch and the positions allow. Longer examples are left out.
-    tokenizer:     bpe, wordpiece, unigram, characters, bytes, words, pretokenised, or a tokenizer.json; for source and
-                   target apart: "characters,pretokenised".
-    vocab:         tokens of a tokenizer that is learned here.
-    metrics:       measured on dev by decoding, besides the loss.
-    any_reference: where a source stands on several lines, each of its targets counts as right.
-    dev_most:      dev examples that are decoded at every evaluation; 0: all.
-    threads:       0: as many as torch takes.
-    origin:        a run folder to begin from: its model, weights, tokenizer and, if none is named, recipe.
-    task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
-    header:        yes or no: the first line of a table is the names of its columns, or an example; None: by its words.
-    lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
-    as_published:  settings that are not given are the recipe's own, and not chosen by the budget and the data.
-    """
-
-    recipe: str
-    run: str
-    size: str | None = None
-    overrides: list[str] = field(default_factory=list)
-    data: str | None = None
-    source: str | None = None
-    target: str | None = None
-    dev: str | None = None
-    test: str | None = None
-    columns: str | None = None
-    bad_lines: str = "refuse"
-    longest: int = 0
-    tokenizer: str | None = None
-    vocab: int | None = None
-    lowercase: bool = False
-    metrics: list[str] = field(default_factory=list)
-    any_reference: bool = False
-    dev_most: int = 500
-    device: str = "cpu"
-    threads: int = 0
-    origin: str | None = None
-    task: str | None = None
-    lora: int = 0
-    header: str | None = None
-    as_published: bool = False
 
 
 class Prepared:
@@ -327,9 +280,8 @@ def resume(
     with checkpoint.alone(run):
         told = about(run)
         try:
-            must_be(told["job"], Job)
             job = Job(**told["job"])
-        except (KeyError, TypeError, UserError) as error:
+        except (KeyError, TypeError) as error:
             raise UserError(f"{short(run / 'run.json')} does not describe a run: {in_one_line(error)}") from None
         there = {"device": job.device if device is None else device, "threads": threads or job.threads}
         return Prepared(replace(job, run=str(run), **there), say, tick, told, bounds)

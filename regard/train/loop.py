@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,8 +263,9 @@ class Trainer:
             self.say(f"{sentence}; it is set aside")
             checkpoint.set_aside(damaged)
         self._restore(path, numbers)
-        self.learner.seek(numbers["epoch"], numbers["taken"])
-        self._before, self.pending = numbers["elapsed"], numbers["pending"]
+        with _whole(path):
+            self.learner.seek(numbers["epoch"], numbers["taken"])
+            self._before, self.pending = numbers["elapsed"], numbers["pending"]
         self.waited = 0 if self.patient else self.waited
         self.journal = Journal(self.run, self.step)
         if self.step:
@@ -272,11 +273,9 @@ class Trainer:
 
     def _restore(self, path: Path, numbers: dict[str, Any]) -> None:
         """All but the place in the data and the time."""
-        try:
+        with _whole(path):
             self.learner.restore(checkpoint.read(path, self.model), numbers)
             self.best, self.waited, self.metrics = (numbers[name] for name in ("best", "waited", "metrics"))
-        except KeyError as error:
-            raise UserError(f"{short(path)} does not fit this run: it has no {error}") from None
 
     def _go_back(self, what: str) -> None:
         """Something is not finite: back to the last checkpoint that was due, and on with the data that comes next. Not
@@ -324,6 +323,15 @@ class Trainer:
             self.metrics = {**found, "step": step}
             self.journal.evaluation(self.step, self.elapsed, found, "final")
         self.journal.flush()
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint that lacks what is asked of it inside."""
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"{short(path)} does not fit this run: it has no {error}") from None
 
 
 def _rank(metric: str, found: dict[str, float]) -> tuple[float, float]:

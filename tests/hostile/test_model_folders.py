@@ -5,14 +5,19 @@ import math
 import pickle
 import shutil
 import struct
+import tomllib
 
 import pytest
+import tomli_w
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from .corpus import FAMILIES, NASTY, changed, damaged, dropped, hugging_face_folder, outcome, places
+from regard.data import Tokenizer
+from regard.data.masks import with_marks
+
+from .corpus import FAMILIES, NASTY, TEXTS, changed, damaged, dropped, hugging_face_folder, outcome, places
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 CONVERT = ("convert", "model", "out")
@@ -206,3 +211,32 @@ def test_pickles_that_are_no_tables_of_tensors(homes, state):
 def test_the_folder_is_still_good(homes):
     assert converted(homes("gpt2")) == ""
     assert load_file(homes("gpt2") / "model" / "model.safetensors")
+
+
+CHANGES = [  # of a run that came from elsewhere: its family, the file, the place, and what stands there
+    ("gpt2", "run.json", ("origin", "config", "architectures"), 5),
+    ("llama", "run.json", ("origin", "config", "architectures"), [True]),
+    ("llama", "recipe.toml", ("model", "heads"), "x"),
+    ("mistral", "recipe.toml", ("model", "layer", 0, "mixer", "pattern"), {"a": [1]}),
+    ("clip", "recipe.toml", ("model", "text", "head"), []),
+    ("llama", "recipe.toml", ("idea",), {"a": [1]}),
+    ("llama", "recipe.toml", ("title",), []),
+    ("gpt2", "recipe.toml", ("model", "embed"), True),
+    ("gpt2", "recipe.toml", ("model", "depth"), 10**9),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "place", "value"), CHANGES)
+def test_a_converted_run_with_another_value(tmp_path, family, name, place, value):
+    hugging_face_folder(family, tmp_path)
+    words = with_marks(Tokenizer.train("words", TEXTS))
+    words.save(tmp_path / family / "tokenizer.json")
+    assert outcome(tmp_path, "convert", family, "run") == ""
+    path = tmp_path / "run" / name
+    read, write = (json.loads, json.dumps) if name == "run.json" else (tomllib.loads, tomli_w.dumps)
+    path.write_text(write(changed(read(path.read_text()), place, value)))
+    (tmp_path / "labels.tsv").write_text("the cat\ta\na dog\tb\n" * 9)
+    learn = ["train", "--from", "run", "--task", "classify", "--data", "labels.tsv", "--steps", "1", "--out", "out"]
+    for arguments in (["convert", "run", "out"], ["show", "run"], ["show", "run", "--json"], learn):
+        outcome(tmp_path, *arguments)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)

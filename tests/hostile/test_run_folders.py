@@ -15,12 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.cli import main
+from regard.train import checkpoint
 
 from .corpus import NASTY, NASTY_TOML, changed, damaged, dropped, outcome, places, text_run
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 FILES = ("run.json", "recipe.toml", "tokenizer.json", "model.safetensors", "texts.txt")
 PREDICT = ("predict", "run", "run/texts.txt", "--most", "2")
+QUICK = [PREDICT, ("evaluate", "run", "--data", "run/texts.txt"), ("evaluate", "run"), ("show", "run")]
 DECODE = {"beam": 2, "most": 3, "longest": 9, "tokens": 50, "penalty": 1.0, "best": 1, "stop": "full", "cut": True}
 
 
@@ -51,10 +53,52 @@ def test_every_value_of_run_json(home, run, entry):
     for path in (place for place in places(told) if place[0] == entry):
         for made in (*(changed(told, path, value) for value in NASTY), dropped(told, path)):
             (run / "run.json").write_text(json.dumps(made))
-            outcome(home, *PREDICT)
+            for arguments in QUICK:
+                outcome(home, *arguments)
             if len(path) == 1:
                 outcome(home, "convert", "run", "out")
                 shutil.rmtree(home / "out", ignore_errors=True)
+
+
+COMMANDS = {  # each is given a run folder; the slow ones are tried with fewer values
+    "evaluate": (["evaluate", "run"], ["evaluate", "run", "--json", "--part", "train"]),
+    "predict": (PREDICT,),
+    "show": (["show", "run"], ["show", "run", "--json"]),
+    "convert": (["convert", "run", "out"],),
+    "train": (["train", "--from", "run", "--data", "run/texts.txt", "--steps", "1", "--dev", "0", "--out", "out"],),
+    "profile": (["profile", "run", "--rows", "1", "--length", "4"],),
+    "export": (["export", "run", "out", "--to", "ctranslate2"],),
+}
+SLOW = ("train", "profile", "export")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_value_of_the_job_in_every_command(home, run, command):
+    told = json.loads((run / "run.json").read_text())
+    told["job"] |= {"data": str(run / "texts.txt"), "test": "1", "overrides": ["a.b=1"], "size": None, "task": None}
+    slow = command in SLOW
+    paths = [("job",), ("job", "recipe"), ("job", "data")] if slow else [p for p in places(told) if p[0] == "job"]
+    values = [None, 5, [], "\ud800", "x\0y"] if slow else [*NASTY, "\ud800", "x\0y", "x" * 5000, "texts.txt," * 3]
+    for path in paths:
+        for made in (*(changed(told, path, value) for value in values), dropped(told, path)):
+            (run / "run.json").write_text(json.dumps(made))
+            for arguments in COMMANDS[command]:
+                outcome(home, *arguments)
+                shutil.rmtree(home / "out", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({}, "tells of no data that it was trained with"),
+        ({"data": 5}, "run/run.json: job.data: is 5, and should be a string or null"),
+        ([], "run/run.json: job: is [], and should be a table"),
+    ],
+)
+def test_evaluate_a_run_that_describes_no_data(home, run, job, words):
+    told = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(told | {"job": job}))
+    assert words in outcome(home, "evaluate", "run")
 
 
 @pytest.mark.parametrize("section", ["model", "objective", "decode", "vocab", "title"])
@@ -63,14 +107,16 @@ def test_every_value_of_the_recipe(home, run, section):
     for path in (place for place in places(recipe) if place[0] == section):
         for made in (*(changed(recipe, path, value) for value in NASTY_TOML), dropped(recipe, path)):
             (run / "recipe.toml").write_text(tomli_w.dumps(made))
-            outcome(home, *PREDICT)
+            for arguments in QUICK:
+                outcome(home, *arguments)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_damaged(home, run, name):
     for _, data in damaged((run / name).read_bytes()):
         (run / name).write_bytes(data)
-        outcome(home, *PREDICT)
+        for arguments in QUICK:
+            outcome(home, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +203,7 @@ def test_random_damage(home, data):
         bad[at : at + data.draw(st.sampled_from([0, 1, len(piece), 300]))] = piece
     try:
         path.write_bytes(bytes(bad))
-        outcome(home, *PREDICT)
+        outcome(home, *data.draw(st.sampled_from(QUICK)))
     finally:
         path.write_bytes(good)
 
@@ -180,7 +226,7 @@ def test_random_values(home, data):
         told = changed(told, data.draw(st.sampled_from(list(places(told)))), data.draw(VALUES))
     try:
         path.write_text(json.dumps(told))
-        outcome(home, *PREDICT)
+        outcome(home, *data.draw(st.sampled_from(QUICK)))
     finally:
         path.write_text(good)
 
@@ -243,3 +289,51 @@ def test_a_model_of_fifty_gigabytes_takes_no_memory(home, run):
     assert told.returncode == 2, told.stderr
     assert "of memory, and this machine has 6.4 GB" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+NUMBERS = ["step", "tokens", "epoch", "taken", "elapsed", "pending", "best", "waited", "metrics", "optimiser"]
+
+
+@pytest.mark.parametrize("entry", NUMBERS)
+def test_every_number_of_a_checkpoint(begun, tmp_path, entry):
+    """Their sums are right: whoever changes them can add up, too."""
+    good = tmp_path / "good"
+    shutil.copytree(begun / "run", good)
+    for name in ("model.safetensors", "SHA256SUMS"):
+        (good / name).unlink()
+    told = json.loads((next((good / "checkpoints").glob("step-00000002*")) / "trainer.json").read_text())
+    for path in (place for place in places(told) if place[0] == entry):
+        for made in (*(changed(told, path, value) for value in NASTY), dropped(told, path)):
+            for arguments in (
+                ["predict", "run", "pairs.tsv", "--most", "1"],
+                ["train", "--resume", "run", "--steps", "3"],
+            ):
+                shutil.copytree(good, tmp_path / "run", dirs_exist_ok=True)
+                shutil.copy(begun / "pairs.tsv", tmp_path / "pairs.tsv")
+                for folder in (tmp_path / "run" / "checkpoints").iterdir():
+                    (folder / "trainer.json").write_text(json.dumps(made))
+                    sums = checkpoint.sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
+                    (folder / "SHA256SUMS").write_text(sums)
+                outcome(tmp_path, *arguments)
+                shutil.rmtree(tmp_path / "run")
+
+
+def test_metrics_beyond_all_numbers(home):
+    path = home / "run" / "metrics.jsonl"
+    try:
+        path.write_text(f'{{"step": {10**400}, "final": {{"loss": {10**400}, "bleu": -{10**400}}}}}\n')
+        assert outcome(home, "show", "run") == ""
+    finally:
+        path.unlink()
+
+
+def test_names_that_no_file_can_have(home):
+    name = "x" * 5000
+    for arguments in (
+        ["show", name],
+        ["predict", name],
+        ["evaluate", name],
+        ["convert", name, "out"],
+        ["profile", name],
+    ):
+        assert outcome(home, *arguments).startswith("regard: ")

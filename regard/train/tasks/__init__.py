@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from regard.core import Embed, UserError, find
+from regard.core.errors import shown
 
 from .task import Say, Task, Tick, unseen
 
@@ -32,6 +33,8 @@ def task_of(recipe: dict[str, Any], name: str) -> type[Task]:
     """By the recipe's objective, its kind and what it reads."""
     objective, kind = recipe.get("objective", {}).get("part", "next_token"), recipe["model"].get("kind")
     embed = recipe["model"].get("embed", "tokens")
+    if not isinstance(embed, str | dict):
+        raise UserError(f"recipe '{name}': model.embed is {shown(embed)}, and should be a part's name or a table")
     reads = find(Embed, embed if isinstance(embed, str) else embed.get("part", "tokens")).reads
     found = TASKS.get(f"{objective} {kind}") or TASKS.get(f"{objective} {reads}") or TASKS.get(objective)
     if found is None:

@@ -1,0 +1,52 @@
+"""What the user asked of a training run, as run.json keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Job:
+    """Everything that a run depends on, besides the files it reads. Kept in run.json.
+
+    data, source, target, dev, test, columns, bad_lines: as in regard.data.open_corpus.
+    longest:       tokens of a side; 0: what the batch and the positions allow. Longer examples are left out.
+    tokenizer:     bpe, wordpiece, unigram, characters, bytes, words, pretokenised, or a tokenizer.json; for source and
+                   target apart: "characters,pretokenised".
+    vocab:         tokens of a tokenizer that is learned here.
+    metrics:       measured on dev by decoding, besides the loss.
+    any_reference: where a source stands on several lines, each of its targets counts as right.
+    dev_most:      dev examples that are decoded at every evaluation; 0: all.
+    threads:       0: as many as torch takes.
+    origin:        a run folder to begin from: its model, weights, tokenizer and, if none is named, recipe.
+    task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
+    header:        yes or no: the first line of a table is the names of its columns, or an example; None: by its words.
+    lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
+    as_published:  settings that are not given are the recipe's own, and not chosen by the budget and the data.
+    """
+
+    recipe: str
+    run: str
+    size: str | None = None
+    overrides: list[str] = field(default_factory=list)
+    data: str | None = None
+    source: str | None = None
+    target: str | None = None
+    dev: str | None = None
+    test: str | None = None
+    columns: str | None = None
+    bad_lines: str = "refuse"
+    longest: int = 0
+    tokenizer: str | None = None
+    vocab: int | None = None
+    lowercase: bool = False
+    metrics: list[str] = field(default_factory=list)
+    any_reference: bool = False
+    dev_most: int = 500
+    device: str = "cpu"
+    threads: int = 0
+    origin: str | None = None
+    task: str | None = None
+    lora: int = 0
+    header: str | None = None
+    as_published: bool = False
