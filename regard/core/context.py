@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import UserError
 
@@ -25,6 +25,23 @@ class Memory(NamedTuple):
     views: tuple[Tensor, ...] = ()  # the output of every encoder layer, for decoders that choose
 
 
+@dataclass
+class Call:
+    """A call of a module by which its step is taken: see hooks.py."""
+
+    module: nn.Module
+    state: Any  # before the step; once it is taken, after it
+    taken: bool = False
+
+
+@dataclass
+class Collected:
+    """What a stack leaves beside its output: see `Stack.finish`."""
+
+    finals: list = field(default_factory=list)  # last states of the mixers that offer a summary
+    views: list[Tensor] | None = None  # what the stack would give if it ended after each layer; None: nobody asks
+
+
 @dataclass(frozen=True)
 class Context:
     """One step's surroundings.
@@ -37,6 +54,8 @@ class Context:
     pattern:   what this batch adds to every self-attention's own pattern (packed documents, a graph).
     segments:  (batch, time), sentence numbers for embeds that want them.
     known:     what a layer has found out that is the same for others: see `once`.
+    call:      the call that this step is a part of, where a module is hooked.
+    collected: where a stack leaves what is wanted beside its output.
     """
 
     positions: Tensor
@@ -46,6 +65,8 @@ class Context:
     pattern: Pattern | None = None
     segments: Tensor | None = None
     known: dict = field(default_factory=dict, repr=False, compare=False)
+    call: Call | None = field(default=None, repr=False, compare=False)
+    collected: Collected | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def begin(cls, batch: int, time: int, device: torch.device | str = "cpu", **known) -> Context:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .context import Context
+from .hooks import Steps
 from .native import Branch
 
 S = TypeVar("S")
@@ -42,7 +43,7 @@ class Empty(NamedTuple):
     """The state of something that remembers nothing."""
 
 
-class Mixer(nn.Module, Generic[S]):
+class Mixer(Steps, Generic[S]):
     """Takes the next n >= 1 positions of every row and carries on from the state.
 
     `step` may write into the buffers of the state that it is given, behind the positions that this one holds: the model
@@ -120,7 +121,7 @@ class Pointwise(Mixer[Empty]):
         return Empty()
 
     def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
-        return self(x, context), state
+        return type(self).forward(self, x, context), state
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor: ...

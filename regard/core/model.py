@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .context import Context, Memory, check_valid
+from .context import Call, Context, Memory, check_valid
 from .embed import Embed
 from .errors import UserError, nearest
 from .head import Head
+from .hooks import hooked
 from .mixer import Cost, Mixer, alike
 from .norm import Norm
 from .parts import make, part
@@ -155,8 +156,13 @@ class Model(nn.Module):
         memory: Memory | None = None,
         pattern: Pattern | str | None = None,
         segments: Tensor | None = None,
+        call: Call | None = None,
     ) -> Tensor:
-        """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives."""
+        """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives. call: a step, as `step`
+        asks for it where the model is hooked."""
+        if call is not None:
+            x, context, call.state = self._step(tokens, call.state, valid, segments)
+            return self.head(x, context)
         memory, extent = self._memory(source, source_valid, memory), self.embed.extent(tokens)
         context = self._begin(extent, tokens.device, valid, segments, memory, pattern, self.limit)
         return self.head(self.hidden(tokens, context), context)
@@ -195,8 +201,10 @@ class Model(nn.Module):
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
-        x, context, state = self._step(tokens, state, valid, segments)
-        return self.head(x, context), state
+        call = Call(self, state)
+        if hooked(self):
+            return self(tokens, valid=valid, segments=segments, call=call), call.state
+        return self.forward(tokens, valid, segments=segments, call=call), call.state
 
     def ahead(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """The same, but only the vectors (batch, width) that say what comes after the last real one of every row's
@@ -210,14 +218,17 @@ class Model(nn.Module):
         """As `select(state, rows)`, but `state` is given up: what beam search does after every step."""
         state = self._with_free_buffers(state)
         state.version.history.given_up = True
-        return State.of_new_buffers(state.lengths[rows], self.stack.reorder(state.layers, rows))
+        return state.of_rows(rows, self.stack.reorder(state.layers, rows))
 
     def _with_free_buffers(self, state: State) -> State:
         """The state, or a copy, with buffers that may be written behind its positions without harm to another."""
         version, history = state.version, state.version.history
         if history.given_up:
-            raise UserError("this state was given up to `reorder`: go on from what that returned, or use `select`")
-        if version.is_newest:
+            raise UserError(
+                "this state, or one that shares its buffers, was given up to `reorder`: go on from what that returned, "
+                "or use `select`"
+            )
+        if not version.may_have_lost:
             return state
         ends = zip(state.lengths.tolist(), history.furthest.tolist(), strict=True)
         for begin, end in {(begin, end) for begin, end in ends if begin < end}:
@@ -227,7 +238,7 @@ class Model(nn.Module):
                         f"this state holds {begin} positions, and steps from it went on to {end}: its cache has "
                         "forgotten what it needs. Keep a copy, `state.copy()`, before you go so far on"
                     )
-        return state if version.is_newest_alive else state.copy()
+        return state if version.is_newest or version.is_newest_alive else state.copy()
 
     def scores(self, x: Tensor) -> Tensor:
         """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""

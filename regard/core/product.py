@@ -7,10 +7,10 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from . import learn, native
 from .context import Context
+from .hooks import hooked, inside_touched, touched
 from .mixer import Mixer
 from .multiply import panels, pays
 
@@ -89,7 +89,7 @@ def maps(x: Tensor, *modules: nn.Module | None) -> list[native.Map] | None:
 def alone(mixer: Mixer, x: Tensor, state: Any, context: Context) -> tuple[Tensor, Any] | None:
     """A step by a mixer's own plan, if it has one: for the next position of rows x (batch, 1, width), or for a few."""
     known = native.native(x) if (x.shape[1] == 1 or few(x)) and not torch.is_grad_enabled() else None
-    plan = None if known is None or hooked(mixer) or inside_hooked(mixer) else mixer.plan(x, state, context)
+    plan = None if known is None or touched(mixer) or inside_touched(mixer) else mixer.plan(x, state, context)
     if known is None or plan is None:
         return None
     return native.Program([plan[0]]).run(known, flat(x)).view(*x.shape[:-1], plan[0].leaves), plan[1]
@@ -105,29 +105,6 @@ def learns(x: Tensor, *modules: nn.Module) -> native.Kernels | None:
         if isinstance(module, Linear) and torch.is_grad_enabled():
             module.packed = None  # as in its forward
     return known
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether anything happens when this module is called besides its class's `forward`."""
-    return has_own_hooks(module) or any(GLOBAL_HOOKS)
-
-
-def has_own_hooks(module: nn.Module) -> bool:
-    """The same of this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a `forward`
-    that is marked as one that only watches."""
-    own = vars(module)
-    if any(own[name] for name in HOOKS):
-        return True
-    return "forward" in own and not getattr(own["forward"], "only_watches", False)
-
-
-def inside_hooked(module: nn.Module) -> bool:
-    """Whether that is so for any module inside it."""
-    return any(hooked(child) or inside_hooked(child) for child in module._modules.values() if child is not None)
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,19 +14,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from . import native
-from .context import Context
+from .context import Collected, Context
 from .errors import UserError
+from .hooks import GLOBAL_HOOKS, HOOKS, Steps, touched
 from .mixer import Cost, Mixer
 from .norm import Norm
 from .parts import name_of, part, takes
 from .pattern import Pattern, blind
 from .position import Position
-from .product import GLOBAL_HOOKS, HOOKS, flat, hooked
+from .product import flat
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
 
 
-class Layer(nn.Module):
+class Layer(Steps):
     """Some mixers, in the order of the recipe, and the wiring that joins them to the stream."""
 
     def __init__(self, branches: dict[str, Mixer], wiring: Wiring):
@@ -43,26 +44,20 @@ class Layer(nn.Module):
 
     def calls(self, context: Context) -> list[Branch]:
         """The branches as functions of their input, whole sequences."""
-        return [partial(mixer, context=context) for mixer in self.mixers]
-
-    def forward(self, stream: Stream, context: Context) -> Stream:
-        return self._out(self.wiring(stream, self.calls(context), context))
-
-    def finish(self, stream: Stream, context: Context) -> tuple[Stream, list]:
-        """As forward, with the last states of the mixers that offer a summary."""
-        finals: list = []
+        collected, context = context.collected, replace(context, collected=None)
 
         def call(mixer: Mixer) -> Branch:
             def run(x: Tensor) -> Tensor:
-                if not mixer.summary:
-                    return mixer(x, context)
                 y, state = mixer.step(x, mixer.start(context, x.shape[1]), context)
-                finals.append(state)
+                collected.finals.append(state)  # type: ignore[union-attr]
                 return y
 
-            return run
+            return partial(mixer, context=context) if collected is None or not mixer.summary else run
 
-        return self._out(self.wiring(stream, [call(mixer) for mixer in self.mixers], context)), finals
+        return [call(mixer) for mixer in self.mixers]
+
+    def forward(self, stream: Stream, context: Context) -> Stream:
+        return self._out(self.wiring(stream, self.calls(context), context))
 
     def start(self, context: Context, capacity: int) -> tuple:
         return tuple(mixer.start(context, capacity) for mixer in self.mixers)
@@ -94,16 +89,12 @@ class Again:
         self.layer, self.wiring, self.mixers, self.modules = layer, layer.wiring, layer.mixers, layer.modules
 
     def __call__(self, stream: Stream, context: Context) -> Stream:
-        return self._twice(self.layer, stream, context)
-
-    def finish(self, stream: Stream, context: Context) -> tuple[Stream, list]:
-        return self._twice(self.layer.finish, stream, context)
-
-    def _twice(self, run: Callable, stream: Stream, context: Context) -> Any:
         running = [b for m in self.modules() if isinstance(m, Norm) and m.training for b in m.buffers()]
         before = [b.clone() for b in running]
         second = partial(_at, running, before) if running else nullcontext
-        return checkpoint(run, stream, context, use_reentrant=False, context_fn=lambda: (nullcontext(), second()))
+        return checkpoint(
+            self.layer, stream, context, use_reentrant=False, context_fn=lambda: (nullcontext(), second())
+        )
 
 
 @contextmanager
@@ -123,7 +114,7 @@ def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
             tensor.copy_(value)
 
 
-class Stack(nn.Module):
+class Stack(Steps):
     """`depth` layers and a last norm.
 
     layer:    a list of tables, cycling over the depth. In a table, `wiring` is the wiring and every other key is a
@@ -233,9 +224,14 @@ class Stack(nn.Module):
         first = self._layers[0].wiring
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
-        chain = first.chain if len(kinds) == 1 else Wiring.chain
+        chain = first.chain if len(kinds) == 1 and context.collected is None else Wiring.chain
         layers = [Again(layer) for layer in self._layers] if self._recomputes else self._layers
-        return first.leave(chain(layers, stream, context), self.norm, context)
+        if context.collected is None or context.collected.views is None:
+            return first.leave(chain(layers, stream, context), self.norm, context)
+        for layer in layers:
+            stream = layer(stream, context)
+            context.collected.views.append(first.leave(stream, self.norm, context))
+        return context.collected.views[-1]
 
     @property
     def _recomputes(self) -> bool:
@@ -246,16 +242,9 @@ class Stack(nn.Module):
         with `views` also what the stack would give if it ended after each of its layers, the last one included."""
         if not views and not any(mixer.summary for layer in self._layers for mixer in layer.mixers):
             return self(x, context), (), ()
-        finals: list = []
-        seen: list[Tensor] = []
-        first = self._layers[0].wiring
-        stream = first.enter(x)
-        for layer in self._layers:
-            stream, more = (Again(layer) if self._recomputes else layer).finish(stream, context)
-            finals += more
-            if views:
-                seen.append(first.leave(stream, self.norm, context))
-        return seen[-1] if views else first.leave(stream, self.norm, context), tuple(finals), tuple(seen)
+        collected = Collected(views=[] if views else None)
+        y = self(x, replace(context, collected=collected))
+        return y, tuple(collected.finals), tuple(collected.views or ())
 
     def start(self, context: Context, capacity: int) -> tuple:
         self._last.clear()
@@ -305,7 +294,7 @@ class Stack(nn.Module):
         return y, after
 
     def _plan(self, x: Tensor, state: tuple, context: Context) -> tuple[Plan, tuple] | None:
-        if any(module.training or hooked(module) for module in self.modules()):
+        if any(module.training or touched(module) for module in self.modules()):
             return None
         order = self._order()
         if any(tap.watchers for tap, _ in order):

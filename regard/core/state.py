@@ -24,12 +24,13 @@ class History:
     alive:    the versions that states still hold, oldest first.
     newest:   the number of the last version, whether it is alive or not.
     furthest: (batch,) the end of what was ever written for each row.
+    stale:    they are copies of buffers that were written beyond the positions of the state that was copied.
     """
 
-    def __init__(self, furthest: Tensor):
+    def __init__(self, furthest: Tensor, stale: bool = False):
         self.alive: list[ref[Version]] = []
         self.newest = -1
-        self.furthest = furthest
+        self.furthest, self.stale = furthest, stale
         self.given_up = False  # by `reorder`
 
 
@@ -42,8 +43,18 @@ class Version:
         self.history, self.number = history, history.newest
 
     @classmethod
-    def of_new_buffers(cls, lengths: Tensor) -> Version:
-        return cls(History(lengths))
+    def of_new_buffers(cls, furthest: Tensor, stale: bool = False) -> Version:
+        return cls(History(furthest, stale))
+
+    def of_copied_buffers(self, furthest: Tensor | None = None) -> Version:
+        """Return the version of a copy, which has lost what the buffers have lost. furthest: where rows change."""
+        furthest = self.history.furthest.clone() if furthest is None else furthest
+        return Version.of_new_buffers(furthest, self.may_have_lost)
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether the buffers were ever written beyond the positions of this state."""
+        return self.history.stale or not self.is_newest
 
     def after(self, lengths: Tensor) -> Version:
         """Return the version of the state after a step that wrote into these buffers up to `lengths` (batch,)."""
@@ -63,10 +74,10 @@ class Version:
 
     def __deepcopy__(self, memo: dict) -> Version:
         """The tensors of a copied state are copies."""
-        return Version.of_new_buffers(self.history.furthest.clone())
+        return self.of_copied_buffers()
 
     def __reduce__(self) -> tuple:
-        return Version.of_new_buffers, (self.history.furthest,)
+        return Version.of_new_buffers, (self.history.furthest, self.may_have_lost)
 
 
 class State(NamedTuple):
@@ -82,12 +93,20 @@ class State(NamedTuple):
 
     def select(self, rows: Tensor) -> State:
         """Return the state of these rows, in buffers of their own."""
-        return State.of_new_buffers(self.lengths[rows], select(self.layers, rows))
+        return self.of_rows(rows, select(self.layers, rows))
+
+    def of_rows(self, rows: Tensor, layers: tuple) -> State:
+        """Return the state of these rows, whose buffers are given."""
+        return State(self.lengths[rows], layers, self.version.of_copied_buffers(self.version.history.furthest[rows]))
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
-        lengths = torch.cat([state.lengths for state in states])
-        return State.of_new_buffers(lengths, join([state.layers for state in states]))
+        lengths, furthest = (
+            torch.cat(every)
+            for every in ([state.lengths for state in states], [state.version.history.furthest for state in states])
+        )
+        stale = any(state.version.may_have_lost for state in states)
+        return State(lengths, join([state.layers for state in states]), Version.of_new_buffers(furthest, stale))
 
     def copy(self) -> State:
         """Return the same state in buffers of its own."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Memory, UserError, select
+from regard.core.hooks import hooked
 from regard.machine import keep_memory
 
 SCORES = 2_500_000  # made at a time: they stay in the processor's cache
@@ -97,7 +98,8 @@ class Request(NamedTuple):
     ) -> tuple[Next, Any]:
         """Take tokens (rows, n); what may come after the last real one of each row, which has said (rows, time) since
         its prefix, and the state after them."""
-        if hasattr(model, "ahead"):
+        is_hooked = isinstance(model, nn.Module) and hooked(model)  # and its hooks want the scores of all
+        if hasattr(model, "ahead") and not is_hooked:
             x, state = model.ahead(tokens, state, valid)
             return Next(x, model.scores, self, said, max(SCORES // model.vocab, 1)), state
         scores, state = model.step(tokens, state, valid)

@@ -113,8 +113,7 @@ def _roomy(like: Tensor, rows: int, slots: int) -> Tensor:
 def _longer(tensor: Tensor, more: int) -> Tensor:
     """tensor (rows, slots, ...) with `more` slots of zeros instead of its last one: where it lies if there is room."""
     rows, slots = tensor.shape[:2]
-    learns = tensor.requires_grad and torch.is_grad_enabled()
-    if learns or tensor.stride(0) < tensor.stride(1) * (slots + more):
+    if torch.is_grad_enabled() or tensor.stride(0) < tensor.stride(1) * (slots + more):
         return torch.cat((tensor[:, :-1], tensor.new_zeros(rows, more + 1, *tensor.shape[2:])), 1)
     longer = tensor.as_strided((rows, slots + more, *tensor.shape[2:]), tensor.stride())
     longer[:, slots - 1 :] = 0
@@ -146,9 +145,10 @@ def with_written(table: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
 
 
 def write(cache: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
-    """cache[row, slot[row, i]] = new[row, i]: in place, unless a gradient has to find its way back."""
+    """cache[row, slot[row, i]] = new[row, i]: in place, unless there may be gradients: of queries that learn, where
+    keys do not, the keys that they met are wanted as they were."""
     slot = shared(slot) if isinstance(slot, Tensor) else slot
-    learns = torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad)
+    learns = torch.is_grad_enabled()
     if isinstance(slot, int) and not learns:
         cache.narrow(1, slot, 1).copy_(new)
         return cache

@@ -26,10 +26,11 @@ from regard.core import (
     part,
     select,
 )
+from regard.core.hooks import inside_touched
 from regard.core.native import Branch, Map, Spin, able, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
-from regard.core.product import alone, inside_hooked, learns, maps
+from regard.core.product import alone, learns, maps
 
 from . import blocks
 from .attend import Attend
@@ -315,7 +316,7 @@ class MultiHead(Mixer[Cache | Source]):
         idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
         own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
         asks = acts or self.position.asks or self.score.factor is None
-        return own and idle and not asks and not inside_hooked(self)
+        return own and idle and not asks and not inside_touched(self)
 
     @property
     def _places_learn(self) -> bool:
@@ -361,7 +362,9 @@ class MultiHead(Mixer[Cache | Source]):
     def _reaches(self, x: Tensor, context: Context) -> bool:
         """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
         write to one slot, which nobody wants any more."""
-        if x.shape[1] > 1 or context.valid is not None or not self._finds or not native_for(x):
+        if x.shape[1] > 1 or context.valid is not None or not self._finds:
+            return False
+        if torch.is_grad_enabled() or not native_for(x):
             return False
         return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
 

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from regard.core import Mixer, Model, Norm, Position, native, part
+from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, native, part
 from regard.core.parts import name_of
+from regard.core.product import FEW
 
 from . import laws
 from .laws import Finding, Subject
 
 Edit = Callable[[Model], object]
+MANY_ROWS = FEW + 2  # more than those that have a way of their own
 
 
 def linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -134,6 +136,50 @@ def hook_before_norms(model: Model) -> None:
         norm.register_forward_pre_hook(lambda module, given: (given[0] * 0.5 + 0.1, *given[1:]))
 
 
+def hook_mixers(model: Model) -> None:
+    """Attention, feed-forwards and whatever else stands in a layer or inside another mixer."""
+    for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
+        mixer.register_forward_hook(lambda module, given, y: 1.2 * y)
+
+
+def hook_before_mixers(model: Model) -> None:
+    for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
+        mixer.register_forward_pre_hook(lambda module, given: (given[0] + 0.1, *given[1:]))
+
+
+def hook_layers(model: Model) -> None:
+    for layer in [m for m in model.modules() if isinstance(m, Layer) and m.wiring.lanes == 1]:
+        layer.register_forward_hook(lambda module, given, y: 0.7 * y)
+
+
+def hook_stacks(model: Model) -> None:
+    for stack in [m for m in model.modules() if isinstance(m, Stack)]:
+        stack.register_forward_hook(lambda module, given, y: 0.7 * y)
+
+
+def hook_ends(model: Model) -> None:
+    """The embedding, the head and the model itself."""
+    for module in (model.embed, model.head, model):
+        module.register_forward_hook(lambda module, given, y: 0.7 * y)
+
+
+def patch_mixer_forward(model: Model) -> None:
+    """Methods are replaced by others that call them."""
+    for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
+        mixer.forward = lambda x, context, forward=mixer.forward: forward(x, context) * 1.2  # type: ignore
+
+
+def patch_step(model: Model) -> None:
+    """The one edit that says nothing about the whole: it counts in all steps, long and short."""
+    for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
+
+        def step(x: Tensor, state: object, context: Context, step: Callable = mixer.step) -> tuple[Tensor, object]:
+            y, state = step(x, state, context)
+            return y * 1.2, state
+
+        mixer.step = step  # type: ignore[method-assign]
+
+
 def patch_forward(model: Model) -> None:
     for _, _, linear in linears(model):
         linear.forward = lambda x, linear=linear: nn.functional.linear(x, linear.weight, linear.bias) + 0.1  # type: ignore
@@ -142,25 +188,29 @@ def patch_forward(model: Model) -> None:
 EDITS: tuple[Edit, ...] = (
     replace_linear, assign_parameter, set_strided_data, change_in_place, change_data, prune_weights, normalize_weights,
     parametrize_weights, load_by_assignment, replace_norms, replace_norms_by_none, replace_positions, hook_linears,
-    hook_before_norms, patch_forward,
+    hook_before_norms, hook_mixers, hook_before_mixers, hook_layers, hook_stacks, hook_ends, patch_mixer_forward,
+    patch_forward,
 )  # fmt: skip
 
 
-def outputs(model: Model, x: Tensor, memory: object, edit: Edit | None) -> Iterator[Tensor]:
-    """What comes of single steps; where there is an edit, of a copy of the model that is edited after two of them."""
+def outputs(model: Model, x: Tensor, memory: object, edit: Edit | None, sizes: Sequence[int]) -> Tensor:
+    """What comes of steps of these sizes; where there is an edit, of a copy of the model that is edited after two of
+    them."""
     model = model if edit is None else copy.deepcopy(model)
-    state = model.start(len(x), x.shape[1], memory=memory)  # type: ignore[arg-type]
-    for at in range(x.shape[1]):
-        if edit is not None and at == 2:
+    state, found, begin = model.start(len(x), x.shape[1], memory=memory), [], 0  # type: ignore[arg-type]
+    for number, size in enumerate(sizes):
+        if edit is not None and number == 2:
             torch.manual_seed(7)
             edit(model)
-        y, state = model.step(x[:, at : at + 1], state)
-        yield y
+        y, state = model.step(x[:, begin : begin + size], state)
+        found.append(y)
+        begin += size
+    return torch.cat(found, 1)
 
 
-def edited(subject: Subject, time: int = 6, batch: int = 2) -> Finding:
+def edited(subject: Subject) -> Finding:
     """An edited model gives the same in steps as whole; one that is edited while it decodes gives the same with kernels
-    as without. Single steps, with a few rows and with more than those that count as a few."""
+    as without."""
     model = subject.module
     assert isinstance(model, Model)
     worst, at = 0.0, ""
@@ -169,15 +219,22 @@ def edited(subject: Subject, time: int = 6, batch: int = 2) -> Finding:
         changed = copy.deepcopy(model)
         edit(changed)
         own = Subject(changed, subject.source)
-        x, memory = subject.inputs(batch, time), own.memory(batch)
-        with torch.no_grad():
-            whole = changed(x, memory=memory)
-            stepped = torch.cat(list(outputs(changed, x, memory, None)), 1)
-            gap = laws.differ(stepped, whole)
-            with native.disabled():
-                memory = subject.memory(batch)
-                plain = torch.cat(list(outputs(model, x, memory, edit)), 1)
-            gap = max(gap, laws.differ(torch.cat(list(outputs(model, x, memory, edit)), 1), plain))
-        if gap > worst:
-            worst, at = gap, edit.__name__
+        for batch, sizes in ((2, (1, 1, 1, 3, 1, 1)), (MANY_ROWS, (1, 1, 1, 1))):
+            x, memory = subject.inputs(batch, sum(sizes)), own.memory(batch)
+            with torch.no_grad():
+                gap = laws.differ(outputs(changed, x, memory, None, sizes), changed(x, memory=memory))
+                if batch == 2:
+                    memory = subject.memory(batch)
+                    with native.disabled():
+                        plain = outputs(model, x, memory, edit, sizes)
+                    gap = max(gap, laws.differ(outputs(model, x, memory, edit, sizes), plain))
+            if gap > worst:
+                worst, at = gap, f"{edit.__name__}, {batch} rows"
+    torch.manual_seed(7)
+    changed, x, memory = copy.deepcopy(model), subject.inputs(2, 8), subject.memory(2)
+    patch_step(changed)
+    with torch.no_grad():
+        gap = laws.differ(*(outputs(changed, x, memory, None, sizes) for sizes in ((1,) * 8, (2, 2, 2, 2))))
+    if gap > worst:
+        worst, at = gap, "patch_step"
     return Finding("edited", worst, laws.LIMIT, f"{len(EDITS)} edits{at and f', the worst: {at}'}")

@@ -20,6 +20,8 @@ They run in float64, where a true equality is 1e-9 or better and a mistake of on
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
@@ -221,7 +223,9 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
     """From a state S to S1 and to S2, on with S1, with S2 and with S again, and back from far beyond. Rows stand at
     different places. What cannot be gone back to is refused, never wrong."""
     time = _reach(subject, time)
-    x, memory, worst, refused = subject.inputs(batch, time), subject.memory(batch), 0.0, 0
+    x, worst, refused = subject.inputs(batch, time), 0.0, 0
+    with torch.no_grad():
+        memory = subject.memory(batch)
     rows, cut = torch.arange(batch), torch.tensor([time // 4 - 3 * row for row in range(batch)])
 
     def after(state: State, new: Tensor) -> tuple[Tensor, State]:
@@ -245,16 +249,29 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
         room = time - int(cut.max()) - 9
         for state, far in ((alive[0], min(40, room)), (alive[1], room)):
             after(state, subject.inputs(batch, far))
-            try:
-                after(state, subject.inputs(batch, 1))
-            except UserError:
-                refused += 1
+            for again in (state, *_copies(state)):  # which have lost what it has lost
+                read[id(again)] = read[id(state)]
+                alive.append(again)
+                try:
+                    after(again, subject.inputs(batch, 1))
+                except UserError:
+                    refused += 1
         _, one = after(base, subject.inputs(batch, 5))
         _, two = after(base, subject.inputs(batch, 1))
         _, three = after(two, subject.inputs(batch, 1))
         for state in (one, two, three, base, one):
             after(state, subject.inputs(batch, 1))
     return Finding("branches", worst, LIMIT, f"several ways on from one state, {refused} of them refused")
+
+
+def _copies(state: State) -> Iterator[State]:
+    """The same state by every way to copy one."""
+    rows = torch.arange(len(state.lengths))
+    yield state.copy()
+    yield copy.deepcopy(state)
+    yield pickle.loads(pickle.dumps(state))
+    yield select(select(state, rows.flip(0)), rows.flip(0))
+    yield join([select(state, rows[:1]), select(state, rows[1:])])
 
 
 def capacity(subject: Subject, time: int = 90, batch: int = 2) -> Finding:
@@ -429,16 +446,21 @@ def gradients(subject: Subject, time: int = 9, batch: int = 3) -> Finding:
 
 
 def long_gradients(subject: Subject) -> Finding:
-    """Through few long steps; and through single ones where embeddings do not learn, so that no input does."""
+    """Through few long steps; and through single ones where embeddings do not learn, so that no input does, and where
+    queries alone learn."""
     found = gradients(subject, _reach(subject, 200), 2)
     embeds = [m for m in subject.module.modules() if isinstance(m, Embed)]
-    frozen = [p for embed in embeds for p in embed.parameters()]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    worst = max(found.worst, _single_gradients(subject).worst)
-    for parameter in frozen:
+    learning = [p for p in subject.module.parameters() if p.requires_grad]
+    frozen = {p for embed in embeds for p in embed.parameters()}
+    queries = {p for name, p in subject.module.named_parameters() if name.endswith("q.weight")}
+    worst = found.worst
+    for chosen in (set(learning) - frozen, queries or set(learning)):
+        for parameter in learning:
+            parameter.requires_grad_(parameter in chosen)
+        worst = max(worst, _single_gradients(subject).worst)
+    for parameter in learning:
         parameter.requires_grad_(True)
-    return Finding("backward", worst, found.limit, "through long steps, and through single ones of frozen embeds")
+    return Finding("backward", worst, found.limit, "through long steps, and single ones of what is partly frozen")
 
 
 def _single_gradients(subject: Subject, time: int = 5, batch: int = 2) -> Finding:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import Mixer, Place, Stack, part, product, stack
+from regard.core import Mixer, Place, Stack, hooks, part, product, stack, state
 from regard.core import context as contexts
 from regard.core import pattern as patterns
 from regard.core.mixer import under
@@ -192,6 +192,34 @@ def plans_of_another_model(patch):
     patch.setattr(stack.Plan, "same", lambda self: True)
 
 
+def copies_that_forget_what_was_lost(patch):
+    """A copy of a state is believed to be whole."""
+    patch.setattr(state.Version, "may_have_lost", property(lambda self: not self.is_newest))
+
+
+def steps_that_hooks_do_not_see(patch):
+    """A step of a mixer is never a call of it."""
+    patch.setattr(hooks, "hooked", lambda module: False)
+
+
+def steps_that_replace_methods(patch):
+    """A fused step is taken although the step of a mixer was replaced."""
+    patch.setattr(hooks, "_is_replaced", lambda own, method: method == "forward" and method in own)
+
+
+def keys_written_in_place(patch):
+    """Keys that do not learn are overwritten while a gradient wants them as they were."""
+    real = cache.write
+
+    def write(cache, slot, new):
+        if new.requires_grad or cache.requires_grad:
+            return real(cache, slot, new)
+        with torch.no_grad():
+            return real(cache, slot, new)
+
+    patch.setattr(multihead, "write", write)
+
+
 def biases_side_by_side(patch):
     """The numbers of a bias are believed to lie side by side."""
     patch.setattr(product, "_lies_plain", lambda weight, bias: weight.is_contiguous())
@@ -207,6 +235,10 @@ OF_MODELS = [
     (old_states_that_lost_keys, "local", laws.branches),
     (plans_of_another_model, "gpt2", edits.edited),
     (biases_side_by_side, "gpt2", edits.edited),
+    (copies_that_forget_what_was_lost, "local", laws.branches),
+    (steps_that_hooks_do_not_see, "gpt2", edits.edited),
+    (steps_that_replace_methods, "gpt2", edits.edited),
+    (keys_written_in_place, "gpt2", laws.long_gradients),
 ]
 
 

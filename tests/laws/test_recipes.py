@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import recipe
+from regard.core import apart, recipe
 from regard.verify import laws
 
 NAMES = recipe.names()
@@ -19,6 +19,28 @@ def make(name: str):
 def test_laws(name):
     for finding in laws.check(make(name)):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e} > {finding.limit:.0e} ({finding.detail})"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cuts_in_float32(name):
+    """As users have it: rounding alone may differ."""
+    for model in apart(make(name)).values():
+        subject = laws.Subject(model)
+        if not subject.streams:
+            continue
+        model.float().eval()
+        time = min(150, model.limit or 150)
+        x, given = model.draw(3, time).pop("tokens"), {}
+        with torch.no_grad():
+            if model.source_embed is not None:
+                given["memory"] = model.encode(model.source_embed.draw(3, 7))
+            whole, state, parts, begin = model(x, **given), model.start(3, time, **given), [], 0
+            for size in (time - 20, 1, 1, 1, 2, time):
+                y, state = model.step(x[:, begin : begin + size], state)
+                parts.append(y)
+                begin += size
+        assert whole.dtype == torch.float32
+        assert laws.differ(torch.cat(parts, 1), whole) < 2e-4
 
 
 @pytest.mark.parametrize("name", NAMES)

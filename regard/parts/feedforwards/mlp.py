@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Empty, Norm, Pointwise, learn, part
+from regard.core.hooks import inside_touched
 from regard.core.native import BENDS, Branch, feeding
-from regard.core.product import alone, inside_hooked, learns, maps
+from regard.core.product import alone, learns, maps
 from regard.kernels.activation import activation as bend
 
 
@@ -60,7 +61,7 @@ class Mlp(Pointwise):
     def _plain(self) -> bool:
         norm: Norm = self._modules["norm"]  # type: ignore[assignment]
         drops = self.training and self.drop.rate
-        return self.activation in BENDS and norm.idle and not drops and not inside_hooked(self)
+        return self.activation in BENDS and norm.idle and not drops and not inside_touched(self)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)

@@ -17,7 +17,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Empty, Growth, Mixer, Norm, Pattern, Place, Position, Stack, UserError, part
+from regard.core import (
+    Context,
+    Cost,
+    Growth,
+    Mixer,
+    Norm,
+    Pattern,
+    Place,
+    Pointwise,
+    Position,
+    Stack,
+    UserError,
+    part,
+)
 from regard.core.parts import make, name_of
 from regard.core.pattern import pairs
 from regard.kernels import See
@@ -159,7 +172,7 @@ class Yoco(Mixer[Once]):
         return Growth("n²·d", "1", "1")
 
 
-class Look(Mixer[Empty]):
+class Look(Pointwise):
     """Attention over keys and values that the context brings: only the queries and the way out are its own."""
 
     def __init__(
@@ -188,12 +201,6 @@ class Look(Mixer[Empty]):
             kernel=kernel,
             place=Place(memory=kv_heads * dim),
         )
-
-    def start(self, context: Context, capacity: int) -> Empty:
-        return Empty()
-
-    def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
-        return self(x, context), state
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         assert isinstance(context, Served)

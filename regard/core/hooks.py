@@ -1,0 +1,93 @@
+"""Forward hooks and replaced methods: whether a module has some, and steps that they see.
+
+torch calls hooks in `module(x)` alone. A module that steps has two ways to the same output, `module(x, context)` and
+`module.step(x, state, context)`; `Steps` turns the second into the first where somebody has hooked the module, so that
+a hook counts however a sequence is cut. A hook always gets and gives the output, never the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from .context import Call, Context
+from .errors import UserError
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Return whether anything happens when this module is called besides its class's `forward`."""
+    return has_own_hooks(module) or any(GLOBAL_HOOKS)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Return the same for this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a
+    `forward` that is marked as one that only watches."""
+    own = vars(module)
+    return any(own[name] for name in HOOKS) or _is_replaced(own, "forward")
+
+
+def touched(module: nn.Module) -> bool:
+    """Return whether its step is anything else than its class's `step`."""
+    return hooked(module) or _is_replaced(vars(module), "step")
+
+
+def inside_touched(module: nn.Module) -> bool:
+    """Return whether that is so for any module inside it."""
+    return any(touched(child) or inside_touched(child) for child in module._modules.values() if child is not None)
+
+
+def _is_replaced(own: dict[str, Any], method: str) -> bool:
+    return method in own and not getattr(own[method], "only_watches", False)
+
+
+class Steps(nn.Module):
+    """A module with `forward(x, context)` and `step(x, state, context)`, whose hooks see both."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "step" in vars(cls):
+            cls.step = _through_call(vars(cls)["step"])  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _or_step(vars(cls)["forward"])  # type: ignore[method-assign]
+
+
+def _through_call(step: Callable) -> Callable:
+    @wraps(step)
+    def through_call(self: nn.Module, x: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        inside = context.call is not None and context.call.module is self
+        if inside or not hooked(self):
+            return step(self, x, state, context)
+        call = Call(self, state)
+        y = self(x, context=replace(context, call=call))
+        if not call.taken:
+            name = type(self).__name__
+            raise UserError(
+                f"the forward of a {name} was replaced by one that takes no steps: replace its step as well"
+            )
+        return y, call.state
+
+    return through_call
+
+
+def _or_step(forward: Callable) -> Callable:
+    @wraps(forward)
+    def or_step(self: nn.Module, x: Any, context: Context) -> Tensor:
+        call = context.call
+        if call is not None and call.module is self and not call.taken:
+            call.taken = True
+            y, call.state = type(self).step(self, x, call.state, context)  # type: ignore[attr-defined]
+            return y
+        if not torch.compiler.is_compiling() and hooked(self):  # a forward that steps is seen once
+            context = replace(context, call=Call(self, None, taken=True))
+        return forward(self, x, context)
+
+    return or_step
