@@ -1,6 +1,8 @@
 """Translates the sentences of a file, by beam search, in one of three ways.
 
-    translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|shortlist|each|stop=...]
+    translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|shortlist|each|stop=...|one]
+
+one: each sentence by a call of its own, as a user who waits for it would see it.
 
 SOURCES.json: {"texts": [...], "tokens": [[...]], "ids": [[...]], "pad": n}. Texts are pieces between spaces.
 """
@@ -28,9 +30,14 @@ if which == "ctranslate2":
     )
 
     def translate() -> list[str]:
-        found = translator.translate_batch(
-            told["tokens"], beam_size=beam, max_batch_size=BATCH, max_decoding_length=100
-        )
+        groups = [[one] for one in told["tokens"]] if "one" in more else [told["tokens"]]
+        found = [
+            answer
+            for group in groups
+            for answer in translator.translate_batch(
+                group, beam_size=beam, max_batch_size=BATCH, max_decoding_length=100
+            )
+        ]
         return [" ".join(one.hypotheses[0]) for one in found]
 
 elif which == "hugging":
@@ -70,7 +77,8 @@ else:
     peak = Held().after  # helpers count as well
 
     def translate() -> list[str]:
-        return [found[0].text for found in run.predict(told["texts"], way)]
+        groups = [[one] for one in told["texts"]] if "one" in more else [told["texts"]]
+        return [found[0].text for group in groups for found in run.predict(group, way)]
 
 
 said: list[str] = []
