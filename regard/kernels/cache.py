@@ -34,9 +34,7 @@ class Cache(NamedTuple):
         used = (self.at[:, :-1] >= 0).any(0).nonzero()
         keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
         own = self.settled()
-        keys, values = (_roomy(tensor, len(rows), keep) for tensor in own[:2])
-        for new, old in ((keys, own.keys), (values, own.values)):
-            torch.index_select(old[:, :keep], 0, rows, out=new)
+        keys, values = (_rows_of(tensor, rows, keep) for tensor in own[:2])
         return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
 
     def reorder(self, rows: Tensor) -> Cache:
@@ -104,10 +102,14 @@ class Source(NamedTuple):
         return Source(*(tensor.index_select(0, wanted) for tensor in self[:3]), rows)
 
 
-def _roomy(like: Tensor, rows: int, slots: int) -> Tensor:
-    """An empty tensor of so many rows and slots which can become a little longer where it lies, if `like` can."""
-    behind = max(min(like.stride(0) // max(like.stride(1), 1), slots + AHEAD), slots)
-    return like.new_empty(rows, behind, *like.shape[2:])[:, :slots]
+def _rows_of(tensor: Tensor, rows: Tensor, slots: int) -> Tensor:
+    """Return some rows of a tensor (rows, slots or more, ...), in memory of their own; where there are no gradients,
+    with room to become a little longer where they lie, if the tensor has some."""
+    if torch.is_grad_enabled():
+        return tensor[:, :slots].index_select(0, rows)
+    behind = max(min(tensor.stride(0) // max(tensor.stride(1), 1), slots + AHEAD), slots)
+    new = tensor.new_empty(len(rows), behind, *tensor.shape[2:])[:, :slots]
+    return torch.index_select(tensor[:, :slots], 0, rows, out=new)
 
 
 def _longer(tensor: Tensor, more: int) -> Tensor:
