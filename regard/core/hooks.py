@@ -70,9 +70,7 @@ def _through_call(step: Callable) -> Callable:
         y = self(x, context=replace(context, call=call))
         if not call.taken:
             name = type(self).__name__
-            raise UserError(
-                f"the forward of a {name} was replaced by one that takes no steps: replace its step as well"
-            )
+            raise UserError(f"the forward of {name} was replaced by one that takes no steps: replace its step as well")
         return y, call.state
 
     return through_call

@@ -228,6 +228,12 @@ class Model(nn.Module):
                 "this state, or one that shares its buffers, was given up to `reorder`: go on from what that returned, "
                 "or use `select`"
             )
+        if state.lengths.is_inference() and not torch.is_inference_mode_enabled():
+            state = state.outside_inference()
+            version = state.version
+        elif history.in_graph and not torch.is_grad_enabled():  # and would be written in place
+            state = state.copy()
+            version = state.version
         if not version.may_have_lost:
             return state
         ends = zip(state.lengths.tolist(), history.furthest.tolist(), strict=True)

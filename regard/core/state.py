@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .mixer import join, select
+from .mixer import each, join, select
 
 
 class History:
@@ -25,12 +25,13 @@ class History:
     newest:   the number of the last version, whether it is alive or not.
     furthest: (batch,) the end of what was ever written for each row.
     stale:    they are copies of buffers that were written beyond the positions of the state that was copied.
+    in_graph: a step with gradients may have kept them for its backward pass.
     """
 
     def __init__(self, furthest: Tensor, stale: bool = False):
         self.alive: list[ref[Version]] = []
         self.newest = -1
-        self.furthest, self.stale = furthest, stale
+        self.furthest, self.stale, self.in_graph = furthest, stale, False
         self.given_up = False  # by `reorder`
 
 
@@ -59,6 +60,7 @@ class Version:
     def after(self, lengths: Tensor) -> Version:
         """Return the version of the state after a step that wrote into these buffers up to `lengths` (batch,)."""
         self.history.furthest = torch.maximum(self.history.furthest, lengths)
+        self.history.in_graph |= torch.is_grad_enabled()
         return Version(self.history)
 
     @property
@@ -111,3 +113,12 @@ class State(NamedTuple):
     def copy(self) -> State:
         """Return the same state in buffers of its own."""
         return self.select(torch.arange(len(self.lengths), device=self.lengths.device))
+
+    def __deepcopy__(self, memo: dict) -> State:
+        """Also where gradients flow through it, which torch does not copy deeply."""
+        return self.copy()
+
+    def outside_inference(self) -> State:
+        """Return the same state in tensors that may be written and learned from outside of inference mode."""
+        layers = each(self.layers, torch.clone)
+        return State(self.lengths.clone(), layers, self.version.of_copied_buffers())

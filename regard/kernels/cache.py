@@ -115,7 +115,9 @@ def _rows_of(tensor: Tensor, rows: Tensor, slots: int) -> Tensor:
 def _longer(tensor: Tensor, more: int) -> Tensor:
     """tensor (rows, slots, ...) with `more` slots of zeros instead of its last one: where it lies if there is room."""
     rows, slots = tensor.shape[:2]
-    if torch.is_grad_enabled() or tensor.stride(0) < tensor.stride(1) * (slots + more):
+    room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    in_place = tensor.stride(0) >= tensor.stride(1) * (slots + more) and room >= tensor.stride(0) * rows
+    if torch.is_grad_enabled() or not in_place:
         return torch.cat((tensor[:, :-1], tensor.new_zeros(rows, more + 1, *tensor.shape[2:])), 1)
     longer = tensor.as_strided((rows, slots + more, *tensor.shape[2:]), tensor.stride())
     longer[:, slots - 1 :] = 0

@@ -235,6 +235,8 @@ class MultiHead(Mixer[Cache | Source]):
         attend: Attend = modules["attend"]  # type: ignore[assignment]
         if x.shape[1] != 1 or not self._plain or not attend.usual or (self.training and attend.dropout):
             return None
+        if state.keys.dtype != x.dtype:  # the state of a model that was converted since
+            return None
         if isinstance(state, Source):
             if (fast := maps(x, modules["q"], modules["out"])) is None:
                 return None

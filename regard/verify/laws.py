@@ -242,13 +242,19 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
     with torch.no_grad():
         valid = torch.arange(int(cut.max()))[None] < cut[:, None]
         alive, read = [], {}
-        for _ in range(3):
+        for _ in range(4):
             _, base = subject.step(x[:, : int(cut.max())], subject.start(batch, time, memory), valid)
             read[id(base)] = [x[row, : int(cut[row])] for row in rows]
             alive.append(base)
         room = time - int(cut.max()) - 9
-        for state, far in ((alive[0], min(40, room)), (alive[1], room)):
-            after(state, subject.inputs(batch, far))
+        for state, far, single in (
+            (alive[0], min(40, room), False),
+            (alive[1], min(60, room), True),
+            (alive[2], room, False),
+        ):
+            following = state
+            for _ in range(far if single else 1):  # a chunk may begin with any single step
+                _, following = subject.step(subject.inputs(batch, 1 if single else far), following, None)
             for again in (state, *_copies(state)):  # which have lost what it has lost
                 read[id(again)] = read[id(state)]
                 alive.append(again)

@@ -79,3 +79,97 @@ def test_gradients_through_a_cache_that_grows(name):
                 parts.append(y)
             for one, other in zip(gradients(torch.cat(parts, 1)), whole, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+
+
+def make(name):
+    torch.manual_seed(0)
+    return regard.build(name, size="tiny", vocab=17).eval().double()
+
+
+@pytest.mark.parametrize("name", ["mistral", "local", "infini", "yoco", "gpt2"])
+def test_steps_without_gradients_leave_those_before_them_alone(name):
+    """A backward pass wants keys as they were, also in slots that later positions take over."""
+    model, tokens = make(name), torch.randint(17, (2, 300))
+
+    def gradients(go_on):
+        model.zero_grad()
+        with torch.no_grad():
+            _, state = model.step(tokens[:, :150], model.start(2, 300))
+        y, state = model.step(tokens[:, 150:155], state)
+        with torch.no_grad():
+            _, state = model.step(tokens[:, 155:158], state)
+            for at in range(158, 300) if go_on else ():
+                _, state = model.step(tokens[:, at : at + 1], state)
+        y.sin().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "transformer-xl"])
+def test_a_state_of_other_numbers_is_refused(name):
+    """Kernels would read and write beyond its end."""
+    model, tokens = make(name).float(), torch.randint(17, (2, 9))
+    with torch.no_grad():
+        _, state = model.step(tokens[:, :3], model.start(2, 9))
+        _, state = model.step(tokens[:, 3:4], state)
+        model.double()
+        for many in (1, 3):
+            with pytest.raises(regard.UserError, match="of another model"):
+                model.step(tokens[:, 4 : 4 + many], state)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformer-xl", "rwkv4", "s4d", "seq2seq-bahdanau"])
+def test_states_leave_inference_mode(name):
+    model, tokens = make(name), torch.randint(17, (2, 9))
+    given = {} if model.encoder is None else {"source": tokens[:, :5]}
+    with torch.no_grad():
+        whole = model(tokens, **given)
+    with torch.inference_mode():
+        _, begun = model.step(tokens[:, :4], model.start(2, 9, **given))
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            y, state = model.step(tokens[:, 4:5], begun)
+            after, _ = model.step(tokens[:, 5:], state)
+        torch.testing.assert_close(torch.cat((y, after), 1).detach(), whole[:, 4:], atol=1e-9, rtol=1e-9)
+    after.sum().backward()
+
+
+def test_one_row_grows_after_a_step_with_gradients():
+    """A single row may carry a stride that its memory does not have."""
+    model, tokens = make("gpt2"), torch.randint(17, (1, 30))
+    with torch.no_grad():
+        _, state = model.step(tokens[:, :5], model.start(1, 100))
+        state = state.copy()
+    _, state = model.step(tokens[:, 5:6], state)
+    with torch.no_grad():
+        y, _ = model.step(tokens[:, 6:], state)
+        torch.testing.assert_close(y, model(tokens)[:, 6:], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (1,) * 6, (2, 1, 3)])
+def test_backward_hooks_and_hooks_on_all_modules_see_every_step(sizes):
+    model, tokens, backward, forward = make("gpt2"), torch.randint(17, (2, 6)), [], []
+    mixer = model.stack.layers[0].mixers[0]
+    own = mixer.register_full_backward_hook(lambda module, into, out: backward.append(module))
+    every = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, given, y: forward.append(module) if module is mixer else None
+    )
+    try:
+        state, parts = model.start(2, 6), []
+        for size in sizes:
+            y, state = model.step(tokens[:, sum(len(one[0]) for one in parts) :][:, :size], state)
+            parts.append(y)
+        torch.cat(parts, 1).sum().backward()
+    finally:
+        own.remove()
+        every.remove()
+    assert backward == forward == [mixer] * len(sizes)
+
+
+def test_a_forward_that_takes_no_steps_is_refused():
+    model, tokens = make("gpt2"), torch.randint(17, (2, 6))
+    model.stack.layers[0].mixers[0].forward = lambda x, context: x
+    with torch.no_grad(), pytest.raises(regard.UserError, match="takes no steps"):
+        model.step(tokens[:, :1], model.start(2, 6))

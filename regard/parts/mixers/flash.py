@@ -122,7 +122,7 @@ class Flash(Mixer[Chunk]):
         full = (inside[:, 0] + context.lengths >= size)[:, None, None]
         slot = torch.where(real, at % size, size)
         keys, stored = state.keys, state.values
-        if bool(later.any()):  # the next chunk takes the slots of this one, and the step may be taken back
+        if bool((later | (inside == 0)).any()):  # a new chunk takes the slots of the last, and may be taken back
             keys, stored = keys.clone(), stored.clone()
         state = Chunk(
             write(keys, slot, near_k),
