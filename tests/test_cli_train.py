@@ -66,6 +66,36 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["step"] == 9
 
 
+def test_an_end_that_is_past_is_refused(pairs, tmp_path, capsys):
+    """Steps, minutes and epochs count from the beginning of the run, which is said with what it has had."""
+    out = tmp_path / "run"
+    assert train(pairs, out, "--steps", "6") == 0
+    before = (out / "recipe.toml").read_bytes()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--steps", "4"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "steps count from the beginning of a run" in told
+    assert "has had 6 of them: to go on, give a later end, such as --steps 10" in told
+    assert "\n" not in told
+    assert main(["train", "--resume", str(out), "--minutes", "1e-9"]) == 2
+    assert "minutes count from the beginning of a run" in capsys.readouterr().err
+    assert (out / "recipe.toml").read_bytes() == before
+    (out / "model.safetensors").unlink()  # as if it had been stopped, so that it may end where it is
+    assert main(["train", "--resume", str(out), "--steps", "4"]) == 0
+    assert "has had 6 of them, so it ends here" in " ".join(capsys.readouterr().out.split())
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("bound", ["minutes", "steps", "epochs"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_an_end_must_be_above_0(bound, value, pairs, capsys):
+    """Before anything else is said."""
+    assert main(["train", "--data", str(pairs), f"--{bound}", value]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"regard: --{bound} must be above 0, not {value}\n"
+
+
 WRONG = [
     (["train"], "what to learn from"),
     (["train", "transformr", "--data", "PAIRS", "--steps", "1"], "did you mean 'transformer'"),
