@@ -58,9 +58,19 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
     )
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) == {"bleu", "perplexity"}
+    assert (told["data"], told["part"]) == (str(pairs), "all")
     assert "version:" in told["signatures"]["bleu"]
     assert main(["evaluate", str(out), "--part", "dev"]) == 0
-    assert "perplexity" in capsys.readouterr().out
+    title, *table = capsys.readouterr().out.splitlines()
+    assert title.strip() == f"the dev part of {pairs}"
+    assert "perplexity" in "".join(table)
+    assert main(["evaluate", str(out), "--part", "dev", "--json", "--metric", "loss"]) == 0
+    assert json.loads(capsys.readouterr().out)["part"] == "dev"
+    assert main(["evaluate", str(out), "--data", str(pairs), "--metric", "loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].strip() == f"all of {pairs}"
+    assert main(["predict", str(out), str(asked), "--seed", "1"]) == 2
+    told_seed = capsys.readouterr().err
+    assert "--seed is for answers that are drawn at random: say --temperature as well" in told_seed
 
     assert main(["train", "--resume", str(out), "--steps", "9", "--threads", "1", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 9
@@ -161,7 +171,7 @@ def test_bits_per_character_are_left_out_where_words_are_unknown(tmp_path, capsy
     assert main(["evaluate", str(out)]) == 0
     told = capsys.readouterr()
     assert "loss" in told.out
-    assert "bits_per" not in told.out
+    assert "bits_per" not in told.out.partition("\n")[2]  # the first line names the file
     assert "regard: bits_per_character and bits_per_byte are left out, as the tokenizer" in told.err
     assert main(["evaluate", str(out), "--metric", "bits_per_byte"]) == 2
     assert "the metric 'bits_per_byte' means nothing here" in capsys.readouterr().err
