@@ -29,6 +29,12 @@ def test_a_run_is_shown(run, capsys):
     assert "momentum" not in told
 
 
+def test_neither_a_recipe_nor_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "runs/nope"]) == 2
+    assert capsys.readouterr().err == "regard: there is neither a recipe nor a run 'runs/nope'\n"
+
+
 def test_a_run_is_shown_to_programs(run, capsys):
     capsys.readouterr()
     assert main(["show", str(run), "--json"]) == 0

@@ -58,12 +58,52 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
     )
     told = json.loads(capsys.readouterr().out)
     assert set(told["scores"]) == {"bleu", "perplexity"}
+    assert (told["data"], told["part"]) == (str(pairs), "all")
     assert "version:" in told["signatures"]["bleu"]
     assert main(["evaluate", str(out), "--part", "dev"]) == 0
-    assert "perplexity" in capsys.readouterr().out
+    title, *table = capsys.readouterr().out.splitlines()
+    assert title.strip() == f"the dev part of {pairs}"
+    assert "perplexity" in "".join(table)
+    assert main(["evaluate", str(out), "--part", "dev", "--json", "--metric", "loss"]) == 0
+    assert json.loads(capsys.readouterr().out)["part"] == "dev"
+    assert main(["evaluate", str(out), "--data", str(pairs), "--metric", "loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].strip() == f"all of {pairs}"
+    assert main(["predict", str(out), str(asked), "--seed", "1"]) == 2
+    told_seed = capsys.readouterr().err
+    assert "--seed is for answers that are drawn at random: say --temperature as well" in told_seed
 
     assert main(["train", "--resume", str(out), "--steps", "9", "--threads", "1", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 9
+
+
+def test_an_end_that_is_past_is_refused(pairs, tmp_path, capsys):
+    """Steps, minutes and epochs count from the beginning of the run, which is said with what it has had."""
+    out = tmp_path / "run"
+    assert train(pairs, out, "--steps", "6") == 0
+    before = (out / "recipe.toml").read_bytes()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--steps", "4"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "steps count from the beginning of a run" in told
+    assert "has had 6 of them: to go on, give a later end, such as --steps 10" in told
+    assert "\n" not in told
+    assert main(["train", "--resume", str(out), "--minutes", "1e-9"]) == 2
+    assert "minutes count from the beginning of a run" in capsys.readouterr().err
+    assert (out / "recipe.toml").read_bytes() == before
+    (out / "model.safetensors").unlink()  # as if it had been stopped, so that it may end where it is
+    assert main(["train", "--resume", str(out), "--steps", "4"]) == 0
+    assert "has had 6 of them, so it ends here" in " ".join(capsys.readouterr().out.split())
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("bound", ["minutes", "steps", "epochs"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_an_end_must_be_above_0(bound, value, pairs, capsys):
+    """Before anything else is said."""
+    assert main(["train", "--data", str(pairs), f"--{bound}", value]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"regard: --{bound} must be above 0, not {value}\n"
 
 
 WRONG = [
@@ -131,7 +171,7 @@ def test_bits_per_character_are_left_out_where_words_are_unknown(tmp_path, capsy
     assert main(["evaluate", str(out)]) == 0
     told = capsys.readouterr()
     assert "loss" in told.out
-    assert "bits_per" not in told.out
+    assert "bits_per" not in told.out.partition("\n")[2]  # the first line names the file
     assert "regard: bits_per_character and bits_per_byte are left out, as the tokenizer" in told.err
     assert main(["evaluate", str(out), "--metric", "bits_per_byte"]) == 2
     assert "the metric 'bits_per_byte' means nothing here" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from regard.folder import load
 from regard.run import Run, Way
 from regard.train.job import Job, start
 from regard.use.embed import Embedder
+from regard.use.label import Labeller
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[2:6]]
@@ -116,6 +117,7 @@ RAGGED = {  # a model, and whether a step of its graph takes several tokens
     "rwkv4": (("rwkv4",), False),
     "rwkv6": (("rwkv6",), False),
     "gla": (("gla",), False),
+    "deltanet": (("deltanet",), False),
 }
 
 
@@ -169,6 +171,7 @@ def test_onnx_rows_of_different_lengths(name, tmp_path):
 
 READERS = {
     "classify": ("transformer-encoder", "{a} {b}\t{label}\n", ["six two"]),
+    "n-grams": ("fasttext", "{a} {b}\t{label}\n", ["six two"]),
     "tag": ("transformer-encoder", "{a}\tB-{label}\n{b}\tO\n\n", ["six two nine"]),
     "rate": ("bert", "{a} {b}\t{b} {a}\t{number}.5\n", ["six two", "two six nine"]),
     "masked": ("distilbert", "{a} {b} {a} {b} {a}\n", ["six [MASK] nine"]),
@@ -181,7 +184,7 @@ def test_onnx_reads_alike(name, tmp_path, monkeypatch, capsys):
     data = tmp_path / ("data.conll" if name == "tag" else "data.txt" if name == "masked" else "data.tsv")
     rows = [(a, b, i) for i, (a, b) in enumerate((a, b) for a in WORDS for b in WORDS)]
     data.write_text("".join(line.format(a=a, b=b, label="yes" if a < b else "no", number=i % 7) for a, b, i in rows))
-    task = {"rate": "match", "masked": None}.get(name, name)
+    task = {"rate": "match", "masked": None, "n-grams": "classify"}.get(name, name)
     sets = ["model.depth=1", "train.batch=400", "train.lr=0.01", "train.warmup=5", "train.steps=25", "train.context=12"]
     dev = None if name == "masked" else "8"
     job = Job(
@@ -206,6 +209,24 @@ def test_onnx_reads_alike(name, tmp_path, monkeypatch, capsys):
         assert float(printed) == pytest.approx(answer.score, abs=1e-4)
     else:
         assert printed == (answer.tokens[0] if name == "masked" else answer.text)
+
+
+def test_onnx_hashes_n_grams_alike(tmp_path):
+    """The first n-grams begin before the text, where the token is -1, and the mean is over what is not padding."""
+    tokenizer = Tokenizer.train("words", LINES)
+    torch.manual_seed(3)
+    model = build("fasttext", "tiny", tokenizer.size, ["model.embed.n=3", "model.embed.buckets=37"])
+    torch.nn.init.normal_(model.embed.ngram_table)
+    (tmp_path / "out").mkdir()
+    onnx.write(Labeller(model, tokenizer, tokenizer), tmp_path / "out", None)
+    graph = session(tmp_path / "out" / "model.onnx")
+    for batch, length in ((1, 1), (1, 2), (3, 7), (4, 130)):
+        tokens = torch.randint(0, tokenizer.size, (batch, length))
+        tokens[0, 0] = 0
+        valid = torch.arange(length) < torch.tensor([length, *[max(length // 3, 1)] * (batch - 1)])[:, None]
+        found = call(graph, {"input_ids": tokens.numpy(), "attention_mask": valid.long().numpy()})["logits"]
+        with torch.no_grad():
+            assert found == pytest.approx(model(tokens, valid).numpy(), abs=1e-5)
 
 
 def test_onnx_embeds_alike(tmp_path, monkeypatch, capsys):

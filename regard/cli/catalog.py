@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from regard import UserError, add_folder
 from regard.core import recipe as recipes
-from regard.core.errors import printable
+from regard.core.errors import printable, short
 
 from .app import AsJson, Parts, Sets, Size, app, dump
 
@@ -104,6 +105,8 @@ def show(
 
     own = name.endswith(".toml") or name in recipes.names()
     folder = Path(name) if Path(name).is_dir() and not own else None
+    if folder is None and os.sep in name and not (own or Path(name).exists()):
+        raise UserError(f"there is neither a recipe nor a run '{short(name)}'")
     if folder is not None and (size or sets or vocab):
         raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
     run = None if folder is None else runs.describe(folder)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from regard import UserError
 from regard.core.errors import printable
@@ -77,7 +78,8 @@ def evaluate(
             memory,
         )
     if as_json:
-        return dump({"run": str(run), "data": lines.name} | told)
+        return dump({"run": str(run), "data": lines.name, "part": _measured(loaded, data, source, part)} | told)
+    which, where = _measured(loaded, data, source, part), printable(lines.name.removesuffix(f", {part}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -85,6 +87,7 @@ def evaluate(
     for name, value in told["scores"].items():
         table.add_row(name, f"{value:.4f}" if name in FOUR_PLACES else f"{value:.2f}", told["signatures"].get(name, ""))
     out = Console()
+    out.print(Text(f"{'all' if which == 'all' else f'the {which} part'} of {where}", style="bold"), soft_wrap=True)
     out.print(table)
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
     for note in told.get("notes", []):
@@ -130,3 +133,12 @@ def examples(
     if lines is None:
         raise UserError(f"there is no {part} part in this data: name a file with --data")
     return lines
+
+
+def _measured(loaded: Any, data: str | None, source: str | None, part: str) -> str:
+    """Return what `examples` gives: train, dev or test; or all, of files that have no parts."""
+    if data is None:
+        return part if source is None else "all"
+    if loaded.takes == "images":
+        return part if any((Path(data) / one).exists() for one in ("train", part)) else "all"
+    return part if hasattr(loaded, "examples") or Path(data).is_dir() else "all"

@@ -121,6 +121,8 @@ def predict(
     way = way_of(loaded, own, beam=beam, penalty=penalty, stop=stop, best=best, temperature=temperature, top_k=top_k,
                  top_p=top_p, min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
                  shortlist=shortlist or None)  # fmt: skip
+    if seed is not None and not way.draws:
+        raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], way, as_json)
     texts = lines_of(files or ["-"])

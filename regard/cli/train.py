@@ -107,9 +107,12 @@ AsPublished = Annotated[
         "chosen by the budget, the data and the model.",
     ),
 ]  # fmt: skip
-Minutes = Annotated[float | None, typer.Option(rich_help_panel=END)]
-Steps = Annotated[int | None, typer.Option(rich_help_panel=END)]
-Epochs = Annotated[float | None, typer.Option(rich_help_panel=END)]
+Minutes = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=END, help="Of the whole run, also with --resume: what it has had counts."),
+]
+Steps = Annotated[int | None, typer.Option(rich_help_panel=END, help="Of the whole run, too.")]
+Epochs = Annotated[float | None, typer.Option(rich_help_panel=END, help="Of the whole run, too.")]
 
 
 @app.command()
@@ -187,6 +190,9 @@ def train(
     for folder in parts or []:
         add_folder(folder)
     bounds = {k: v for k, v in (("minutes", minutes), ("steps", steps), ("epochs", epochs)) if v is not None}
+    for name, bound in bounds.items():
+        if not bound > 0:
+            raise UserError(f"--{name} must be above 0, not {bound:g}")
     bar = Bar(Console(stderr=as_json))
     with bar.running():
         if resume is not None:

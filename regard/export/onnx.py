@@ -89,7 +89,7 @@ def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
     segmented = isinstance(run, Matcher) and types_of(model) is not None
 
     def draw(batch: int, length: int) -> tuple[Tensor, ...]:
-        tokens, mask = model.embed.draw(batch, length), padded_mask(batch, length)
+        tokens, mask = torch.randint(model.vocab, (batch, length)), padded_mask(batch, length)
         types = (torch.arange(length) >= length // 2).long().expand(batch, length).contiguous()
         return (tokens, mask, types) if segmented else (tokens, mask)
 

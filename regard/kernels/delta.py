@@ -39,10 +39,10 @@ def delta(
         if valid is not None:
             beta = beta.masked_fill(~valid[:, None, :, None], 0.0)
         q, k, v, beta = (cut(t, size) for t in (q, k, v, beta))
-        lower = (k * beta @ k.mT).tril(-1)
-        both = torch.linalg.solve_triangular(
-            lower, torch.cat((v, k), -1) * beta, upper=False, unitriangular=True
-        )  # (batch, heads, chunks, size, value + key)
+        both = torch.cat((v, k), -1) * beta  # (batch, heads, chunks, size, value + key)
+        if size > 1:  # one position alone has nothing before it to solve for
+            lower = (k * beta @ k.mT).tril(-1)
+            both = torch.linalg.solve_triangular(lower, both, upper=False, unitriangular=True)
         fresh, recalled = both.split((v.shape[-1], k.shape[-1]), -1)
         begins, written = [], []
         for one, two, keys in zip(fresh.unbind(2), recalled.unbind(2), k.unbind(2), strict=True):

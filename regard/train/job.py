@@ -283,5 +283,24 @@ def resume(
             job = Job(**told["job"])
         except (KeyError, TypeError) as error:
             raise UserError(f"{short(run / 'run.json')} does not describe a run: {in_one_line(error)}") from None
+        _look_ahead(run, bounds or {}, say)
         there = {"device": job.device if device is None else device, "threads": threads or job.threads}
         return Prepared(replace(job, run=str(run), **there), say, tick, told, bounds)
+
+
+def _look_ahead(run: Path, bounds: dict[str, float], say: Say) -> None:
+    """Refuse an end that a finished run is past already. One that was stopped may end where it is, and it is told."""
+    numbers = checkpoint.newest(run / "checkpoints").numbers
+    had = {
+        "steps": numbers.get("step", 0),
+        "minutes": numbers.get("elapsed", 0) / 60,
+        "epochs": numbers.get("epoch", 0),
+    }
+    for name, asked in bounds.items():
+        if name not in had or not 0 < asked <= had[name]:
+            continue
+        so_far = round(had[name], 1 if had[name] >= 1 else 4)
+        told = f"{name} count from the beginning of a run, and {short(run)} has had {so_far:g} of them"
+        if (run / checkpoint.MODEL).exists():
+            raise UserError(f"{told}: to go on, give a later end, such as --{name} {so_far + asked:g}")
+        return say(f"{told}, so it ends here")

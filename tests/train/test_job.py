@@ -82,7 +82,9 @@ def test_it_goes_on(job, tmp_path):
     first, second, _ = sorted(folder.glob("events*"), key=lambda path: path.suffix)
     assert any(e.session_log.status == SessionLog.START and e.step == 13 for e in events(second))
     assert max(e.step for e in events(first)) == 12
-    resume(folder, {"epochs": 1}, quiet).train()
+    with pytest.raises(UserError, match="epochs count from the beginning of a run"):
+        resume(folder, {"epochs": 1}, quiet)
+    resume(folder, {"epochs": 3}, quiet).train()
     with pytest.raises(UserError, match="not in 'lr'"):
         resume(folder, {"lr": 3}, quiet)
 

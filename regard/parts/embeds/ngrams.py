@@ -55,7 +55,8 @@ class Ngrams(Embed):
 
     def cut(self, tokens: Tensor) -> Tensor:
         """(batch, time) -> (batch, time, n): each token after the n - 1 before it, with -1 before the text."""
-        return F.pad(tokens, (self.n - 1, 0), value=-1).unfold(1, self.n, 1)
+        time, padded = tokens.shape[1], F.pad(tokens, (self.n - 1, 0), value=-1)
+        return torch.stack([padded[:, begin : begin + time] for begin in range(self.n)], -1)
 
     def codes(self, windows: Tensor, k: int) -> Tensor:
         """(batch, time, n) -> (batch, time): the bucket of the k tokens that end at each position."""
