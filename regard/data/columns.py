@@ -99,6 +99,9 @@ class Pick:
         self.wanted: tuple[str | int, ...]
         if columns:
             self.wanted = tuple(self._named(column, first, header) for column in columns)
+            twice = next((name for at, name in enumerate(self.wanted) if name in self.wanted[:at]), None)
+            if twice is not None:
+                raise UserError(f"{self._label(twice)} is named twice in --columns {shown(','.join(columns))}")
         else:
             self.wanted = _usual(first, names, wanted, header)
 
