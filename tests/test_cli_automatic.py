@@ -5,6 +5,7 @@ import json
 import pytest
 
 from regard.cli import main
+from regard.train.kinds import are_tags
 
 WORDS = ("an", "apple", "bee", "cat", "dog", "egg", "fig", "goat", "hen", "ice")
 TEXTS = [f"{one} {two} {three}" for one in WORDS for two in WORDS for three in WORDS[:3]]
@@ -95,6 +96,39 @@ def test_stars_are_labels(tmp_path):
     rows = [(text, (i % 9 + 2) / 2) for i, text in enumerate(TEXTS)]
     assert train(write(tmp_path / "stars.tsv", rows), tmp_path) == 0
     assert job(tmp_path)["recipe"] == "fasttext"
+
+
+def tags(text):
+    return " ".join("B-NP" if word in ("an", "egg") else "O" for word in text.split())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("header", [False, True])
+def test_words_with_as_many_tags_are_tagged(order, header, tmp_path, capsys):
+    rows = [("words", "tags")[::order]] * header + [(text, tags(text))[::order] for text in TEXTS]
+    assert train(write(tmp_path / "slots.tsv", rows), tmp_path, *SMALL) == 0
+    assert "as many tags as words" in " ".join(capsys.readouterr().out.split())
+    assert (job(tmp_path)["recipe"], job(tmp_path)["task"]) == ("transformer-encoder", "tag")
+    assert job(tmp_path)["columns"] == (None if header or order == 1 else "1,0")
+
+
+def test_parts_of_speech_are_tags_and_reversed_words_are_not():
+    kinds = {word: "VERB" if word in ("egg", "ice") else "NOUN" for word in WORDS}
+    rows = [(text, " ".join(kinds[word] for word in text.split())) for text in TEXTS]
+    assert are_tags(rows)
+    assert not are_tags([(text, text[::-1]) for text in TEXTS])
+    assert not are_tags([*rows, ("an apple", "NOUN")])
+    assert not are_tags([(word, kinds[word]) for word in WORDS])
+
+
+def test_labels_named_first_are_told_of(tmp_path, capsys):
+    """The order was given, so it is kept."""
+    data = write(tmp_path / "stars.tsv", [("stars", "review_text"), *((label(text), text) for text in TEXTS)])
+    assert train(data, tmp_path, "--columns", "stars,review_text", "--dev", "0", "--test", "0", *SMALL) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "note: column stars looks like labels ('no', 'yes')" in told
+    assert "say --columns review_text,stars" in told
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("transformer-preln", "stars,review_text")
 
 
 @pytest.mark.parametrize("recipe", [[], ["transformer-encoder"]])

@@ -203,6 +203,8 @@ def train(
                 given = picking.Given(data, source, target, columns, header, bad_lines)
                 picked = picking.pick(given, task)
                 bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
+                if picked.note:
+                    bar.say(picked.note)
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
                 columns = columns or picked.columns
             if lora is not None and lora < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +16,10 @@ from regard.data.folder import existing, exists, looks_like_table, main_place
 from regard.data.forms import form_of
 from regard.data.matched import number
 
+from .kinds import FEW, are_labels, are_tags, numbering
 from .origin import check_task
 
 ROWS = 10_000  # that are looked at, about
-LABEL = 60  # characters of a label, at the most and in the mean
-FEW = 20  # different answers that are labels even in a short file, and even if they are numbers such as 2.5
-COUNTED = 3  # lines, from which on numbers that grow may be those of the lines
 
 RECIPES = {  # by what the data is for: a recipe, its size, and the task if that is not the recipe's own
     "pairs": ("transformer-preln", "tiny", None),
@@ -36,6 +34,7 @@ class Picked(NamedTuple):
     """What `regard train` is asked for when only the data is given.
 
     columns: as --columns; None: all that there are, or those that were given.
+    note:    a sentence about what may not be meant; empty: none.
     """
 
     recipe: str
@@ -43,6 +42,7 @@ class Picked(NamedTuple):
     task: str | None
     why: str
     columns: str | None = None
+    note: str = ""
 
 
 class Seen(NamedTuple):
@@ -51,6 +51,7 @@ class Seen(NamedTuple):
     kind: str
     why: str
     columns: str | None = None
+    note: str = ""
 
 
 class Given(NamedTuple):
@@ -69,7 +70,7 @@ def pick(given: Given, task: str | None) -> Picked:
     check_task(task)
     seen = _see(given) if task is None else Seen(task, f"--task {task}")
     recipe, size, task = RECIPES[seen.kind]
-    return Picked(recipe, size, task, seen.why, seen.columns)
+    return Picked(recipe, size, task, seen.why, seen.columns, seen.note)
 
 
 def _see(given: Given) -> Seen:
@@ -105,41 +106,47 @@ def _of_table(given: Given) -> Seen:
             raise error from None
         return _of_three(given, lines)
     rows = _some(lines)
-    if given.columns is None and _numbering(rows):
-        (column, *_), names = _numbering(rows), _names(lines)
+    if given.columns is None and numbering(rows):
+        (column, *_), names = numbering(rows), _names(lines)
         raise UserError(
             f"{lines.name}: column {names[column]} numbers the lines, and there is one more: say --columns "
             f"{','.join(names)} to learn from both, or name a recipe for texts alone: regard train rwkv4 --columns "
             f"{names[1 - column]}"
         )
-    return _of_two(lines.name, rows, None if given.columns else _names(lines))
+    return _of_two(lines.name, rows, _names(lines), fixed=given.columns is not None)
 
 
 def _of_three(given: Given, lines: Lines) -> Seen:
     """Two texts and an answer, unless one of the columns numbers the lines."""
-    names, numbering = _names(lines), [] if given.columns else _numbering(_some(lines))
-    if not numbering:
+    names, counting = _names(lines), [] if given.columns else numbering(_some(lines))
+    if not counting:
         return Seen("match", "two texts and an answer in each line")
-    left = [name for at, name in enumerate(names) if at not in numbering]
+    left = [name for at, name in enumerate(names) if at not in counting]
     if len(left) != 2:
         raise UserError(
             f"{lines.name}: several columns look like numbers of lines: say which are wanted, such as --columns "
             f"{','.join(names[:2])}"
         )
-    rows = [tuple(text for at, text in enumerate(row) if at not in numbering) for row in _some(lines)]
+    rows = [tuple(text for at, text in enumerate(row) if at not in counting) for row in _some(lines)]
     seen = _of_two(lines.name, rows, left)
-    why = f"{seen.why}; column {names[numbering[0]]} numbers the lines and is left out"
+    why = f"{seen.why}; column {names[counting[0]]} numbers the lines and is left out"
     return Seen(seen.kind, why, seen.columns or ",".join(left))
 
 
-def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str] | None) -> Seen:
-    """A text and its label, in either order, or a source and a target.
+def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str], fixed: bool = False) -> Seen:
+    """Words and their tags, a text and its label, each in either order, or a source and a target.
 
     name:    of the file, for sentences.
-    columns: their names; None: their order was given.
+    columns: their names.
+    fixed:   their order was given.
     """
+    if are_tags(rows):
+        return Seen("tag", "as many tags as words in each line")
+    if not fixed and are_tags([row[::-1] for row in rows]):
+        why = f"as many tags as words in each line; column {columns[0]} holds the tags, column {columns[1]} the words"
+        return Seen("tag", why, f"{columns[1]},{columns[0]}")
     answers = [row[1].strip() for row in rows]
-    distinct, labels = len(set(answers)), _are_labels(answers)
+    distinct, labels = len(set(answers)), are_labels(answers)
     values = [number(answer) for answer in answers]
     if None not in values and (not labels or (distinct > FEW and any(value % 1 for value in values if value))):
         raise UserError(
@@ -149,30 +156,17 @@ def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str] |
         )
     if labels:
         return Seen("classify", f"{distinct} different answers in {len(answers):,} lines")
-    if columns and _are_labels([row[0] for row in rows]):
-        why = f"column {columns[0]} holds {len({row[0].strip() for row in rows})} labels, column {columns[1]} the texts"
-        return Seen("classify", why, f"{columns[1]},{columns[0]}")
-    return Seen("pairs", "a source and a target in each line")
-
-
-def _are_labels(answers: Sequence[str]) -> bool:
-    """Return whether these are short, and the same ones again and again."""
-    distinct = len({answer.strip() for answer in answers})
-    brief = sum(map(len, answers)) <= LABEL * len(answers)
-    return brief and (distinct <= len(answers) / 10 or (distinct <= FEW and distinct < len(answers) / 2))
-
-
-def _numbering(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    """Return the columns that hold nothing but whole numbers, each larger than the one before."""
-    if len(rows) < COUNTED:
-        return []
-    columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
-    return [
-        at
-        for at, cells in enumerate(columns)
-        if all(cell.isascii() and cell.isdigit() for cell in cells)
-        and all(int(one) < int(two) for one, two in pairwise(cells))
-    ]
+    note, turned = "", f"{columns[1]},{columns[0]}"
+    if are_labels([row[0] for row in rows]):
+        different = sorted({row[0].strip() for row in rows})
+        if not fixed:
+            why = f"column {columns[0]} holds {len(different)} labels, column {columns[1]} the texts"
+            return Seen("classify", why, turned)
+        note = (
+            f"note: column {columns[0]} looks like labels ({listed(different[:3])}), and the texts of column "
+            f"{columns[1]} are written from it; to label these texts, say --columns {turned}"
+        )
+    return Seen("pairs", "a source and a target in each line", note=note)
 
 
 def _some(lines: Lines) -> list[tuple[str, ...]]:
