@@ -98,6 +98,24 @@ def test_stars_are_labels(tmp_path):
     assert job(tmp_path)["recipe"] == "fasttext"
 
 
+def test_a_tab_in_the_first_line_makes_no_table(tmp_path, capsys):
+    data = tmp_path / "story.txt"
+    data.write_text("The Story\tby Nobody\n\n" + "".join(f"{text}.\n" for text in TEXTS))
+    assert train(data, tmp_path, "--set", "train.context=16", "--set", "model.width=16") == 0
+    assert "a running text" in " ".join(capsys.readouterr().out.split())
+    assert job(tmp_path)["recipe"] == "rwkv4"
+
+
+@pytest.mark.parametrize("bad", [1, 40, 80])
+def test_a_text_that_may_be_a_table(bad, tmp_path, capsys):
+    """The way out is named for both."""
+    rows = [(text,) if i < bad else (text, label(text)) for i, text in enumerate(TEXTS)]
+    assert train(write(tmp_path / "rows.txt", rows[::-1] if bad == 1 else rows), tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "if it is a running text, name a recipe for it: regard train rwkv4" in told
+    assert ("call it .tsv" in told) == (bad > 20)
+
+
 def tags(text):
     return " ".join("B-NP" if word in ("an", "egg") else "O" for word in text.split())
 

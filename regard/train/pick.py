@@ -12,7 +12,7 @@ from regard.core.errors import short
 from regard.data import Lines, open_corpus
 from regard.data.columns import listed
 from regard.data.conll import is_conll
-from regard.data.folder import existing, exists, looks_like_table, main_place
+from regard.data.folder import existing, exists, main_place, share_of_rows
 from regard.data.forms import form_of
 from regard.data.matched import number
 
@@ -20,6 +20,7 @@ from .kinds import FEW, are_labels, are_tags, numbering
 from .origin import check_task
 
 ROWS = 10_000  # that are looked at, about
+SURE = 0.9  # of the first lines of a text that have equally many tabs: then it is a table
 
 RECIPES = {  # by what the data is for: a recipe, its size, and the task if that is not the recipe's own
     "pairs": ("transformer-preln", "tiny", None),
@@ -91,9 +92,21 @@ def _see(given: Given) -> Seen:
     (file,) = place
     if is_conll(file):
         return Seen("tag", "words with their tags, a line each")
-    if form_of(file) == "text" and not looks_like_table(file):
+    if form_of(file) != "text":
+        return _of_table(given)
+    share = share_of_rows(file)
+    if share <= 0.5:
         return Seen("text", "a running text")
-    return _of_table(given)
+    plain = "if it is a running text, name a recipe for it: regard train rwkv4"
+    if share < SURE:
+        raise UserError(
+            f"{short(file)}: {share:.0%} of its first lines have equally many tabs, so it may be a table with bad "
+            f"lines: if it is, call it .tsv; {plain}"
+        )
+    try:
+        return _of_table(given)
+    except UserError as error:
+        raise UserError(f"{error.message}; {plain}") from None
 
 
 def _of_table(given: Given) -> Seen:
