@@ -10,18 +10,25 @@ from typing import NamedTuple
 from regard.core import UserError
 from regard.core.errors import short
 from regard.data import Lines, open_corpus
-from regard.data.columns import listed
+from regard.data.columns import TRIPLES, by_name, listed
 from regard.data.conll import is_conll
 from regard.data.folder import existing, exists, main_place, share_of_rows
 from regard.data.forms import form_of
 from regard.data.matched import number
+from regard.data.read import Records, open_table
 
-from .kinds import FEW, are_labels, are_tags, numbering
+from .kinds import FEW, Column, are_labels, are_tags, headed, kind_of, numbering
 from .origin import check_task
 
 ROWS = 10_000  # that are looked at, about
 SURE = 0.9  # of the first lines of a text that have equally many tabs: then it is a table
 
+LEFT_OUT = {  # why a column is
+    "lines": "numbers the lines",
+    "ids": "holds ids",
+    "same": "is the same in all lines",
+    "credit": "tells whose the lines are",
+}
 RECIPES = {  # by what the data is for: a recipe, its size, and the task if that is not the recipe's own
     "pairs": ("transformer-preln", "tiny", None),
     "text": ("rwkv4", "tiny", None),
@@ -93,7 +100,7 @@ def _see(given: Given) -> Seen:
     if is_conll(file):
         return Seen("tag", "words with their tags, a line each")
     if form_of(file) != "text":
-        return _of_table(given)
+        return _of_table(given, file)
     share = share_of_rows(file)
     if share <= 0.5:
         return Seen("text", "a running text")
@@ -104,20 +111,25 @@ def _see(given: Given) -> Seen:
             f"lines: if it is, call it .tsv; {plain}"
         )
     try:
-        return _of_table(given)
+        return _of_table(given, file)
     except UserError as error:
         raise UserError(f"{error.message}; {plain}") from None
 
 
-def _of_table(given: Given) -> Seen:
+def _of_table(given: Given, file: Path) -> Seen:
     try:
         lines = _open(given, "pairs")
     except UserError as error:
         try:
-            lines = _open(given, "matches")
+            columns = None if given.columns else _columns(given, file)
+            if columns is None:
+                _open(given, "matches")
+                return Seen("match", "two texts and an answer in each line")
         except UserError:
             raise error from None
-        return _of_three(given, lines)
+        if len(columns) < 3:  # they are known, and a line is bad
+            raise
+        return _of_many(short(file), columns)
     rows = _some(lines)
     if given.columns is None and numbering(rows):
         (column, *_), names = numbering(rows), _names(lines)
@@ -129,21 +141,61 @@ def _of_table(given: Given) -> Seen:
     return _of_two(lines.name, rows, _names(lines), fixed=given.columns is not None)
 
 
-def _of_three(given: Given, lines: Lines) -> Seen:
-    """Two texts and an answer, unless one of the columns numbers the lines."""
-    names, counting = _names(lines), [] if given.columns else numbering(_some(lines))
-    if not counting:
-        return Seen("match", "two texts and an answer in each line")
-    left = [name for at, name in enumerate(names) if at not in counting]
-    if len(left) != 2:
-        raise UserError(
-            f"{lines.name}: several columns look like numbers of lines: say which are wanted, such as --columns "
-            f"{','.join(names[:2])}"
-        )
-    rows = [tuple(text for at, text in enumerate(row) if at not in counting) for row in _some(lines)]
-    seen = _of_two(lines.name, rows, left)
-    why = f"{seen.why}; column {names[counting[0]]} numbers the lines and is left out"
-    return Seen(seen.kind, why, seen.columns or ",".join(left))
+def _columns(given: Given, file: Path) -> list[Column] | None:
+    """Return all columns of a table where nobody can know which are meant, else none of them; None: some are called as
+    two texts and an answer are."""
+    header = None if given.header is None else given.header == "yes"
+    found = open_table(file, None, header)
+    if by_name(found.pick.names, 2):
+        return []
+    if any({str(name).strip().lower() for name in found.pick.names}.issuperset(some) for some in TRIPLES):
+        return None
+    records = Records([found], skip=True)
+    records.check()
+    rows = list(zip(*_some(Lines(records)), strict=True))
+    names = found.pick.taken
+    if not found.pick.names and header is None and headed(rows):
+        names, rows = [cells[0].strip() for cells in rows], [cells[1:] for cells in rows]
+    return [Column(name, kind_of(cells), cells) for name, cells in zip(names, rows, strict=True)]
+
+
+def _of_many(name: str, columns: Sequence[Column]) -> Seen:
+    """Two columns, or two texts and an answer, where the others cannot be learned from; else the user is asked."""
+    useful = [column for column in columns if column.useful]
+    chosen = ",".join(column.name for column in useful)
+    others = [f"column {one.name} {LEFT_OUT[one.kind]} and is left out" for one in columns if not one.useful]
+    if len(useful) == 2 and any(column.kind == "text" for column in useful):
+        one, two = useful
+        seen = _of_two(name, list(zip(one.cells, two.cells, strict=True)), [one.name, two.name])
+        return Seen(seen.kind, "; ".join([seen.why, *others]), seen.columns or chosen)
+    kinds = [column.kind for column in useful]
+    if kinds[:2] == ["text", "text"] and kinds[2:] in (["labels"], ["numbers"]) and not _tagged(useful):
+        why = "; ".join(["two texts and an answer in each line", *others])
+        return Seen("match", why, chosen)
+    raise UserError(
+        f"{name}: there are {len(columns)} columns, and which are meant is not clear: {', '.join(map(str, columns))}; "
+        f"say {', or '.join(_ways(columns))}"
+    )
+
+
+def _ways(columns: Sequence[Column]) -> list[str]:
+    """Return what may be meant, as --columns would say it."""
+    tagged = _tagged([column for column in columns if column.useful])
+    ways = [f"--columns {words.name},{tags.name} for words with their tags" for words, tags in tagged]
+    texts = [one for one in columns if one.kind == "text" and not any(one is tags for _, tags in tagged)]
+    labels = sorted((one for one in columns if one.kind == "labels"), key=lambda one: len(set(one.cells)))
+    longest = max(texts, key=lambda one: one.length, default=None)
+    if longest and labels:
+        ways.append(f"--columns {longest.name},{labels[0].name} for a text and its label")
+    if len(texts) > 1:
+        ways.append(f"--columns {texts[0].name},{texts[1].name} for a source and a target")
+    return ways or [f"which, such as --columns {','.join(column.name for column in columns[:2])}"]
+
+
+def _tagged(columns: Sequence[Column]) -> list[tuple[Column, Column]]:
+    """Return words with their tags."""
+    pairs = ((one, two) for one in columns for two in columns if one is not two)
+    return [pair for pair in pairs if are_tags(list(zip(pair[0].cells, pair[1].cells, strict=True)))]
 
 
 def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str], fixed: bool = False) -> Seen:
