@@ -207,6 +207,11 @@ def train(
                     bar.say(picked.note)
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
                 columns = columns or picked.columns
+            elif recipe is None and columns is None and data is not None:
+                seen = picking.seen_for(picking.Given(data, source, target, None, header, bad_lines), origin, task)
+                if seen is not None:
+                    bar.say(f"picked: --columns {seen.columns} ({seen.why})")
+                    columns = seen.columns
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             keys = {

@@ -112,6 +112,7 @@ class Checked:
 
     def __init__(self, inner: Rows):
         self.inner, self.name, self.unit = inner, inner.name, inner.unit
+        self.pick = getattr(inner, "pick", None)  # what takes the columns out of it
 
     def rows(self) -> Iterator[Numbered]:
         for number, row in self.inner.rows():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.core import UserError
+from regard.core import recipe as recipes
 from regard.core.errors import short
 from regard.data import Lines, open_corpus
 from regard.data.columns import TRIPLES, by_name, listed
@@ -79,6 +80,18 @@ def pick(given: Given, task: str | None) -> Picked:
     seen = _see(given) if task is None else Seen(task, f"--task {task}")
     recipe, size, task = RECIPES[seen.kind]
     return Picked(recipe, size, task, seen.why, seen.columns, seen.note)
+
+
+def seen_for(given: Given, origin: Path | None, task: str | None) -> Seen | None:
+    """Return what is seen in data for a run that begins from another one, where it is of use there: the columns stand
+    in an unusual order, or among others. None: they are taken as they are."""
+    if task is None and origin is not None and (origin / "recipe.toml").is_file():
+        task = recipes.load(origin / "recipe.toml").get("objective", {}).get("part")
+    try:
+        seen = _see(given)
+    except UserError:
+        return None
+    return seen if seen.columns and seen.kind == task else None
 
 
 def _see(given: Given) -> Seen:
