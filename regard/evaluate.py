@@ -21,6 +21,7 @@ from regard.core import UserError
 from regard.core.errors import shown
 from regard.data import KINDS
 from regard.data.batches import Batch, Batches, Bucketed, once
+from regard.data.columns import listed
 from regard.data.streams import in_order
 from regard.run import Run, Way
 from regard.train.dev import FORCED, windows
@@ -81,11 +82,20 @@ def evaluate(
     told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"examples": len(rows)}, "seconds": {}}
     documents = getattr(lines, "documents", True)
     told["notes"] = _without_bits(run, rows, documents, names, asked=metrics is not None)
+    new = [label for label in _unlearned(run, rows) if label] if isinstance(run, Reader) else []
+    if new:
+        told["counts"]["not_learned"] = len(new)
+        have = "example has a label that was" if len(new) == 1 else "examples have labels that were"
+        told["notes"].append(
+            f"{len(new):,} {have} not learned, such as {listed(new[:1])}: each of these counts as an error, and is "
+            "left out of the loss"
+        )
     forced, answered = ([name for name in names if (name in of_loss) == kind] for kind in (True, False))
     if forced:
         begun = time.perf_counter()
         nll, count, left_out = loss(run, rows, tick, memory, documents)
-        values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
+        mean = nll / max(count, 1)
+        values = {"loss": mean, "perplexity": math.exp(min(mean, 700))}
         told["counts"] |= {"tokens": count, "left_out": left_out}
         if not run.pairs:  # whatever its tokens are: so that tokenizers can be compared
             whole = "".join(text for (text,) in rows)
@@ -122,6 +132,23 @@ def _without_bits(run: Any, rows: Sequence[Row], documents: bool, names: list[st
         raise UserError(f"the metric {which} means nothing here, as {why}")
     names[:] = [name for name in names if name not in bits]
     return [f"{which} are left out, as {why}"]
+
+
+def _unlearned(run: Reader, rows: Sequence[Row]) -> list[str]:
+    """Return for each example one of its labels that the run has not learned, or an empty text; where none of all
+    labels was learned, refuse."""
+    labels = [run.labels(row) for row in rows]
+    every = {label for some in labels for label in some}
+    if not every:
+        return []
+    names = run.target.label_names()
+    if every.isdisjoint(names):
+        raise UserError(
+            f"none of the labels of this data ({listed(sorted(every))}) is one of those that were learned "
+            f"({listed(names)}): are these the right columns? Say which with --columns"
+        )
+    new = every.difference(names)
+    return [next((label for label in some if label in new), "") for some in labels]
 
 
 def _lost(run: Run, rows: Sequence[Row], documents: bool) -> tuple[str, str] | None:
@@ -184,6 +211,14 @@ def _part(run: Run | Reader) -> str:
     return run.model.recipe.get("objective", {}).get("part", "next_token")  # type: ignore[union-attr]
 
 
+def _with_known(run: Reader, rows: Sequence[Row]) -> list[Row]:
+    """Return the examples with at least one label that was learned, or all where answers are no labels."""
+    if not any(run.labels(row) for row in rows):
+        return list(rows)
+    known = set(run.target.label_names())
+    return [row for row in rows if not known.isdisjoint(run.labels(row))]
+
+
 class Held:
     """Examples in memory."""
 
@@ -197,6 +232,7 @@ class Held:
 
 def _pairs(run: Run | Reader, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
     if isinstance(run, Reader):
+        rows = _with_known(run, rows)
         coded, limits = run.coded(rows), (run.limit, None, None)
     else:
         sources, targets = zip(*rows, strict=True)

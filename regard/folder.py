@@ -15,6 +15,7 @@ from regard.core.files import read_json
 from regard.core.parts import takes
 from regard.core.paths import check_run_folder
 from regard.core.recipe import must_match
+from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
 from regard.decode import Several
 from regard.kernels.int8 import quantise
@@ -52,6 +53,7 @@ class Told(TypedDict, total=False):
     origin: Origin | None
     images: dict[str, Any]
     sessions: list[Any]
+    table: Layout | None
 
 
 def load(

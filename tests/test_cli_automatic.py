@@ -5,6 +5,7 @@ import json
 import pytest
 
 from regard.cli import main
+from regard.train.kinds import are_tags
 
 WORDS = ("an", "apple", "bee", "cat", "dog", "egg", "fig", "goat", "hen", "ice")
 TEXTS = [f"{one} {two} {three}" for one in WORDS for two in WORDS for three in WORDS[:3]]
@@ -54,6 +55,55 @@ def test_labels_may_stand_first(numbered, tmp_path, capsys):
     assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("fasttext", "2,1" if numbered else "1,0")
 
 
+MAIL = [(f"mail_{7 * i}x", f"dear {text} , {text}", f"on {text}") for i, text in enumerate(TEXTS)]
+CREDITS = [(text, text[::-1], f"CC-BY 2.0 (France) Attribution: tatoeba.org #{i}") for i, text in enumerate(TEXTS)]
+RATED = [(text, text[::-1], label(text)) for text in TEXTS]
+SEVERAL = {
+    "mail.csv": (MAIL, "transformer-preln", "1,2", "column 0 holds ids and is left out"),
+    "named-mail.csv": ([("mailId", "messageBody", "subj"), *MAIL], "transformer-preln", "messageBody,subj", "mailId"),
+    "credits.tsv": (CREDITS, "transformer-preln", "0,1", "column 2 tells whose the lines are and is left out"),
+    "same.tsv": ([(*row[:2], "x.org") for row in CREDITS], "transformer-preln", "0,1", "is the same in all lines"),
+    "rated.tsv": (RATED, "transformer-encoder", "0,1,2", "two texts and an answer"),
+    "four.tsv": ([(f"q{i}", *row) for i, row in enumerate(RATED)], "transformer-encoder", "1,2,3", "holds ids"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_columns_that_cannot_be_learned_from_are_left_out(name, tmp_path, capsys):
+    rows, recipe, columns, why = SEVERAL[name]
+    assert train(write(tmp_path / name, rows), tmp_path, *SMALL) == 0
+    assert why in " ".join(capsys.readouterr().out.split())
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == (recipe, columns)
+
+
+def test_columns_without_a_clear_meaning_are_listed(tmp_path, capsys):
+    reviews = [(f"r{i}", WORDS[i % 7], f"it is {text}", i % 5 + 1) for i, text in enumerate(TEXTS)]
+    data = write(tmp_path / "reviews.csv", [("review_id", "product", "review_text", "stars"), *reviews], ",")
+    assert train(data, tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "4 columns" in told
+    assert "review_id ('r0'), product ('an'), review_text ('it is an an an'), stars ('1')" in told
+    assert "say --columns review_text,stars for a text and its label" in told
+    assert train(data, tmp_path, "--columns", "review_text,stars") == 0
+    assert job(tmp_path)["recipe"] == "fasttext"
+
+
+def test_a_bad_line_is_told_where_the_columns_are_known(tmp_path, capsys):
+    rows = [("id", "text", "label"), *((f"q{i}", text, label(text) if i else "") for i, text in enumerate(TEXTS))]
+    assert train(write(tmp_path / "rows.tsv", rows), tmp_path) == 2
+    assert "line 2: column 'label' is empty" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_label_words_and_tags(tmp_path, capsys):
+    rows = [(label(text), text, tags(text)) for text in TEXTS]
+    data = write(tmp_path / "slots.tsv", rows)
+    assert train(data, tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--columns 1,2 for words with their tags, or --columns 1,0 for a text and its label" in told
+    assert train(data, tmp_path, "--columns", "1,2", *SMALL) == 0
+    assert job(tmp_path)["task"] == "tag"
+
+
 def test_row_numbers_beside_pairs(tmp_path, capsys):
     rows = [(i, text, text[::-1]) for i, text in enumerate(TEXTS)]
     assert train(write(tmp_path / "pairs.tsv", rows), tmp_path, *SMALL) == 0
@@ -95,6 +145,57 @@ def test_stars_are_labels(tmp_path):
     rows = [(text, (i % 9 + 2) / 2) for i, text in enumerate(TEXTS)]
     assert train(write(tmp_path / "stars.tsv", rows), tmp_path) == 0
     assert job(tmp_path)["recipe"] == "fasttext"
+
+
+def test_a_tab_in_the_first_line_makes_no_table(tmp_path, capsys):
+    data = tmp_path / "story.txt"
+    data.write_text("The Story\tby Nobody\n\n" + "".join(f"{text}.\n" for text in TEXTS))
+    assert train(data, tmp_path, "--set", "train.context=16", "--set", "model.width=16") == 0
+    assert "a running text" in " ".join(capsys.readouterr().out.split())
+    assert job(tmp_path)["recipe"] == "rwkv4"
+
+
+@pytest.mark.parametrize("bad", [1, 40, 80])
+def test_a_text_that_may_be_a_table(bad, tmp_path, capsys):
+    """The way out is named for both."""
+    rows = [(text,) if i < bad else (text, label(text)) for i, text in enumerate(TEXTS)]
+    assert train(write(tmp_path / "rows.txt", rows[::-1] if bad == 1 else rows), tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "if it is a running text, name a recipe for it: regard train rwkv4" in told
+    assert ("call it .tsv" in told) == (bad > 20)
+
+
+def tags(text):
+    return " ".join("B-NP" if word in ("an", "egg") else "O" for word in text.split())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("header", [False, True])
+def test_words_with_as_many_tags_are_tagged(order, header, tmp_path, capsys):
+    rows = [("words", "tags")[::order]] * header + [(text, tags(text))[::order] for text in TEXTS]
+    assert train(write(tmp_path / "slots.tsv", rows), tmp_path, *SMALL) == 0
+    assert "as many tags as words" in " ".join(capsys.readouterr().out.split())
+    assert (job(tmp_path)["recipe"], job(tmp_path)["task"]) == ("transformer-encoder", "tag")
+    assert job(tmp_path)["columns"] == (None if header or order == 1 else "1,0")
+
+
+def test_parts_of_speech_are_tags_and_reversed_words_are_not():
+    kinds = {word: "VERB" if word in ("egg", "ice") else "NOUN" for word in WORDS}
+    rows = [(text, " ".join(kinds[word] for word in text.split())) for text in TEXTS]
+    assert are_tags(rows)
+    assert not are_tags([(text, text[::-1]) for text in TEXTS])
+    assert not are_tags([*rows, ("an apple", "NOUN")])
+    assert not are_tags([(word, kinds[word]) for word in WORDS])
+
+
+def test_labels_named_first_are_told_of(tmp_path, capsys):
+    """The order was given, so it is kept."""
+    data = write(tmp_path / "stars.tsv", [("stars", "review_text"), *((label(text), text) for text in TEXTS)])
+    assert train(data, tmp_path, "--columns", "stars,review_text", "--dev", "0", "--test", "0", *SMALL) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "note: column stars looks like labels ('no', 'yes')" in told
+    assert "say --columns review_text,stars" in told
+    assert (job(tmp_path)["recipe"], job(tmp_path)["columns"]) == ("transformer-preln", "stars,review_text")
 
 
 @pytest.mark.parametrize("recipe", [[], ["transformer-encoder"]])

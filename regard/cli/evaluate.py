@@ -123,12 +123,52 @@ def examples(
     if hasattr(loaded, "examples"):  # it reads its data in its own way
         return loaded.examples(asked | {"own": own}, part)
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
+    if not own and columns is None and source is None and target is None:
+        return _as_trained(loaded, data, part, bad_lines, header, kind)
     if own:
         corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))
-    elif data is not None and Path(data).is_dir():
-        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines, header=header)
     else:
-        return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines, header=header).train
+        return _named(data, source, target, columns, part, bad_lines, header, kind)
+    return _part(corpus, part)
+
+
+def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str | None, kind: str) -> Any:
+    """The examples of a file with the columns of the run, if it has the same ones; else with the usual ones."""
+    from regard.data.folder import exists, main_place
+    from regard.data.layout import layout_in, matching
+    from regard.folder import about
+
+    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    if layout is None or not exists(Path(data)):
+        return _named(data, None, None, None, part, bad_lines, header, kind)
+    said = f"the run was trained with --columns {','.join(layout.get('taken', []))}"
+    try:
+        place = main_place(Path(data))
+        columns = matching(place[0], layout) if len(place) == 1 and place[0].is_file() else None
+        return _named(data, None, None, columns, part, bad_lines, header, kind)
+    except UserError as error:
+        raise UserError(f"{error.message}; {said}") from None
+
+
+def _named(
+    data: str | None,
+    source: str | None,
+    target: str | None,
+    columns: Any,
+    part: str,
+    bad_lines: str,
+    header: str | None,
+    kind: str,
+) -> Any:
+    from regard.data import open_corpus
+
+    if data is not None and Path(data).is_dir():
+        corpus = open_corpus(data, source, target, columns=columns, kind=kind, bad_lines=bad_lines, header=header)
+        return _part(corpus, part)
+    return open_corpus(data, source, target, 0, 0, columns, kind, bad_lines, header=header).train
+
+
+def _part(corpus: Any, part: str) -> Any:
     lines = getattr(corpus, part)
     if lines is None:
         raise UserError(f"there is no {part} part in this data: name a file with --data")

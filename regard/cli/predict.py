@@ -105,11 +105,11 @@ def predict(
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
+    from regard.use.embed import Embedder
+
     loaded = opened(run, device, parts, int8, beside)
     of_vectors = {"pool": pool, "unit": unit, "similarity": similarity or None, "out": out}
     if embed or any(value is not None for value in of_vectors.values()):
-        from regard.use.embed import Embedder
-
         loaded = Embedder.of(loaded)
     own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
            "align": align or None, "stream": stream or None, "draft": draft}  # fmt: skip
@@ -125,7 +125,7 @@ def predict(
         raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], way, as_json)
-    texts = lines_of(files or ["-"])
+    texts = lines_of(files or ["-"]) if isinstance(loaded, Embedder) else texts_of(loaded, files or ["-"])
     if out is not None:
         return loaded.save(texts, out, way)
     interactive = (files or ["-"]) == ["-"] and sys.stdin.isatty()
@@ -170,6 +170,20 @@ def way_of(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def texts_of(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
+    """What a run is asked: of a table like the one that it was trained with the texts, without the answers beside them;
+    of any other file the lines."""
+    from regard.data.layout import layout_in
+    from regard.data.layout import texts_of as of_table
+    from regard.folder import about
+
+    kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
+    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    for file in files:
+        texts = None if file == "-" or not Path(file).stat().st_size else of_table(Path(file), kind, layout)
+        yield from lines_of([file]) if texts is None else texts
 
 
 def lines_of(files: Iterable[str]) -> Iterator[str]:

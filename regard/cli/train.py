@@ -209,8 +209,15 @@ def train(
                 given = picking.Given(data, source, target, columns, header, bad_lines)
                 picked = picking.pick(given, task)
                 bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
+                if picked.note:
+                    bar.say(picked.note)
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
                 columns = columns or picked.columns
+            elif recipe is None and columns is None and data is not None:
+                seen = picking.seen_for(picking.Given(data, source, target, None, header, bad_lines), origin, task)
+                if seen is not None:
+                    bar.say(f"picked: --columns {seen.columns} ({seen.why})")
+                    columns = seen.columns
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             keys = {

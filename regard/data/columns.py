@@ -95,10 +95,13 @@ class Pick:
         if columns and len(columns) != wanted:
             raise UserError(f"{wanted} column{'s are' if wanted > 1 else ' is'} wanted, and {len(columns)} were named")
         names = list(first) if header or isinstance(first, dict) else []
-        self.names = names
+        self.names, self.width = names, len(first)
         self.wanted: tuple[str | int, ...]
         if columns:
             self.wanted = tuple(self._named(column, first, header) for column in columns)
+            twice = next((name for at, name in enumerate(self.wanted) if name in self.wanted[:at]), None)
+            if twice is not None:
+                raise UserError(f"{self._label(twice)} is named twice in --columns {shown(','.join(columns))}")
         else:
             self.wanted = _usual(first, names, wanted, header)
 
@@ -187,13 +190,14 @@ def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> t
         if there == wanted:
             return tuple(range(wanted))
         raise UserError(_too_many(list(first[:there]), wanted, ()) if there > wanted else _too_few(there, wanted))  # type: ignore[index]
-    chosen = _by_name(names, wanted)
+    chosen = by_name(names, wanted)
     if chosen is None:
         raise UserError(_too_few(len(names), wanted) if len(names) < wanted else _too_many(names, wanted, names))
     return tuple(names.index(name) for name in chosen) if header else tuple(chosen)
 
 
-def _by_name(names: list[str], wanted: int) -> list[str] | None:
+def by_name(names: list[str], wanted: int) -> list[str] | None:
+    """Return the columns that are meant by usual names, or because there are no others; None: nobody can know."""
     by_lower = {str(name).strip().lower(): name for name in reversed(names)}
     usual = {2: (*PAIRS, *LABELLED), 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
     for some in usual:

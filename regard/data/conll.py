@@ -112,6 +112,7 @@ class Checked:
 
     def __init__(self, inner: Rows):
         self.inner, self.name, self.unit = inner, inner.name, inner.unit
+        self.pick = getattr(inner, "pick", None)  # what takes the columns out of it
 
     def rows(self) -> Iterator[Numbered]:
         for number, row in self.inner.rows():
@@ -160,18 +161,21 @@ def firsts_of(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list
 
 
 class TagCoder:
-    """Records -> tokens, and for each the number of its tag, or IGNORE."""
+    """Records -> tokens, and for each the number of its tag, or IGNORE.
+
+    unknown: the number of a tag that was not learned; None: it is refused.
+    """
 
     names = ("source", "target")
 
-    def __init__(self, source: Tokenizer, target: Tokenizer):
-        self.source, self.target = source, target
+    def __init__(self, source: Tokenizer, target: Tokenizer, unknown: int | None = None):
+        self.source, self.target, self.unknown = source, target, unknown
 
     def __call__(self, rows: Sequence[Row]) -> list[list[list[int]]]:
         tokens, asked = [], []
         for (ids, firsts), row in zip(firsts_of(self.source, [row[0] for row in rows]), rows, strict=True):
             targets = [IGNORE] * len(ids)
-            for first, tag in zip(firsts, self.target.numbers(row[1].split(" ")), strict=True):
+            for first, tag in zip(firsts, self.target.numbers(row[1].split(" "), self.unknown), strict=True):
                 if first >= 0:
                     targets[first] = tag
             tokens.append(ids)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from regard.core import UserError
@@ -16,6 +17,7 @@ from .forms import SUFFIXES, check_contents, form_of, lines, plain
 
 WORDS = {"train": ("train", "training"), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"))
+HEAD = 200  # lines that show whether a text is a table
 SHARD = re.compile(r"-\d+-of-\d+$")
 
 Place = tuple[Path, ...]  # a file, or two parallel ones
@@ -69,10 +71,15 @@ def beside(path: Path) -> str:
 
 
 def looks_like_table(path: Path) -> bool:
-    """A .txt file may well hold columns between tabs."""
+    """Return whether a .txt file holds columns between tabs: most of its first lines have equally many."""
+    return share_of_rows(path) > 0.5
+
+
+def share_of_rows(path: Path) -> float:
+    """Return how many of the first lines of a text, but for empty ones, have tabs, as many as most others: a share."""
     check_contents(path, "text")
-    head = next(lines(path, 1 << 20), "")
-    return isinstance(head, str) and "\t" in head
+    head = [line.count("\t") for line in islice(lines(path, 1 << 20), HEAD) if isinstance(line, str) and line.strip()]
+    return max((head.count(tabs) for tabs in set(head) if tabs), default=0) / max(len(head), 1)
 
 
 def search(folder: Path, kind: str, source: str | None, target: str | None) -> Found:

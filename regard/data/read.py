@@ -230,6 +230,19 @@ def open_corpus(
     return corpus
 
 
+def open_table(
+    path: Path, columns: tuple[str, ...] | None = None, header: bool | None = None, longest: int = LONGEST
+) -> Table | Parquet:
+    """Return a table of which these columns are taken; None: all of them."""
+    if columns is None:
+        pick = open_table(path, ("0",), header, longest).pick
+        columns = tuple(map(str, pick.names or range(pick.width)))
+    form = form_of(path)
+    if form == "parquet":
+        return Parquet(path, columns, len(columns), longest)
+    return Table(path, "tsv" if form == "text" else form, columns, len(columns), longest, header)
+
+
 class _Opener:
     """Opens files as the user wants them read."""
 

@@ -198,15 +198,21 @@ class Tokenizer:
         """How many labels there are, of a tokenizer of labels."""
         return self.size - len(SPECIALS)
 
-    def numbers(self, labels: Sequence[str]) -> list[int]:
-        """Of labels, counted from 0; one that this tokenizer of labels does not have is refused."""
+    def label_names(self) -> list[str]:
+        """Return the labels of a tokenizer of labels, in the order of their numbers."""
         known = self.inner.get_vocab()
-        found = [known.get(label.strip()) for label in labels]
+        return sorted(known, key=known.__getitem__)[len(SPECIALS) :]
+
+    def numbers(self, labels: Sequence[str], unknown: int | None = None) -> list[int]:
+        """Return the numbers of labels, counted from 0. One that this tokenizer of labels does not have gets the number
+        `unknown`; None: it is refused."""
+        known = {label: number for number, label in enumerate(self.label_names())}
+        found = [known.get(label.strip(), unknown) for label in labels]
         if None in found:
-            names = sorted(known, key=known.__getitem__)[len(SPECIALS) :]
             label = labels[found.index(None)].strip()
-            raise UserError(f"the label '{label}' is none of those that were learned{nearest(label, names)}")
-        return [number - len(SPECIALS) for number in found if number is not None]
+            near = nearest(label, self.label_names())
+            raise UserError(f"the label '{label}' is none of those that were learned{near}")
+        return [number for number in found if number is not None]
 
     def keeps_lines(self) -> bool:
         """A line end is a token, not just a gap between words."""

@@ -22,6 +22,7 @@ from regard.core.errors import in_one_line, short
 from regard.core.memory import Weightless
 from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, Lines, overlap
+from regard.data.layout import layout_of
 from regard.decode import Way
 from regard.folder import about, must_have, tokenizers
 from regard.run import Run
@@ -202,6 +203,8 @@ class Prepared:
                 recipes.keep_origin(Path(self.job.origin), self.folder)
             told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
             told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
+            if isinstance(self.corpus.train, Lines):
+                told["table"] = layout_of(self.corpus.train.records.pick)
             told |= self.task.about() | {"chosen": [choice._asdict() for choice in self.chosen]}
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             every = list(self.model.parameters())

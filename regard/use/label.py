@@ -27,6 +27,9 @@ class Labeller(Reader):
     def objective(self) -> Objective:
         return Classify()
 
+    def labels(self, row: Sequence[str]) -> list[str]:
+        return [row[-1].strip()]
+
     def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
         texts, labels = zip(*rows, strict=True)
         numbers = [np.array([number + FIRST_LABEL]) for number in self.target.numbers(labels)]

@@ -53,6 +53,9 @@ class Matcher(Reader):
     def objective(self) -> Objective:
         return Rate() if self.rates else Classify()
 
+    def labels(self, row: Sequence[str]) -> list[str]:
+        return [] if self.rates else [row[-1].strip()]
+
     def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
         return [tuple(map(np.array, row)) for row in zip(*self.coder(rows), strict=True)]
 

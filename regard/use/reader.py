@@ -48,6 +48,10 @@ class Reader:
         """What its loss is."""
         raise NotImplementedError
 
+    def labels(self, row: Sequence[str]) -> list[str]:
+        """Return the right labels of a record, one for each that is asked for; none where answers are no labels."""
+        return []
+
     def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
         """Examples in tokens, as `batches` wants them."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from regard.data.batches import FIRST_LABEL, Batches
+from regard.data.batches import FIRST_LABEL, IGNORE, Batches
 from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
 from regard.decode import Way
 from regard.metrics import spans
@@ -46,7 +46,10 @@ class Tagger(Reader):
 
     @cached_property
     def coder(self) -> TagCoder:
-        return TagCoder(self.source, self.target)
+        return TagCoder(self.source, self.target, unknown=IGNORE)
+
+    def labels(self, row: Sequence[str]) -> list[str]:
+        return row[1].split(" ")
 
     def objective(self) -> Objective:
         return Nodes()

@@ -49,6 +49,12 @@ def test_four_columns_are_no_match(tmp_path):
     assert "--columns 0,1,2" in told
 
 
+@pytest.mark.parametrize("columns", ["1,1", "text,text", "label,1"])
+def test_the_same_column_twice_is_refused(tmp_path, columns):
+    path = put(tmp_path / "a.tsv", ("text", "label"), ("good", "yes"), ("bad", "no"))
+    assert f"named twice in --columns {columns}" in refused(path, columns=columns)
+
+
 def test_an_empty_last_column_is_none(tmp_path):
     path = put(tmp_path / "a.tsv", *((*row[:2], "") for row in THREE))
     assert rows_of(path) == [row[:2] for row in THREE]

@@ -100,6 +100,23 @@ def test_a_label_that_cannot_be_learned(table, tmp_path, capsys):
     assert evaluate(run, prepared.corpus.test, ["loss", "accuracy"])["scores"]["accuracy"] <= 50
 
 
+def test_a_label_that_was_not_learned_is_an_error_of_the_model(table, tmp_path):
+    asked = job(table, tmp_path / "run")
+    asked.overrides = [*SMALL, "train.steps=2"]
+    run = start(asked, print).train()
+    known = [("abc", "vowel"), ("bca", "consonant"), ("eda", "vowel")]
+    rows = [*known, ("nab", "rare"), ("cab", "<pad>")]
+    told, other = evaluate(run, rows, ["loss", "accuracy", "f1"]), evaluate(run, known, ["loss", "accuracy"])
+    assert told["scores"]["accuracy"] == pytest.approx(other["scores"]["accuracy"] * 3 / 5)
+    assert told["scores"]["loss"] == pytest.approx(other["scores"]["loss"])
+    assert told["counts"] | {"examples": 5, "tokens": 3, "not_learned": 2, "left_out": 0} == told["counts"]
+    (note,) = told["notes"]
+    assert note.startswith("2 examples have labels that were not learned, such as 'rare'")
+    assert other["notes"] == []
+    with pytest.raises(UserError, match=r"none of the labels of this data .'eda', 'nab'. .*--columns"):
+        evaluate(run, [("vowel", "eda"), ("vowel", "nab")], ["accuracy"])
+
+
 def test_one_label_is_none(tmp_path):
     (tmp_path / "words.tsv").write_text("".join(f"{i}\tyes\n" for i in range(500)))
     with pytest.raises(UserError, match="at least two"):

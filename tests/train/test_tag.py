@@ -207,6 +207,24 @@ def test_a_tag_that_dev_alone_has(data, tmp_path):
     assert prepared.trainer.metrics["tag_accuracy"] <= 50
 
 
+def test_a_tag_that_was_not_learned_is_an_error_of_the_model(data, tmp_path):
+    run = start(job(data, tmp_path / "run", ["train.steps=2"]), quiet).train()
+    known = [("the mat An", "O O B-NAME"), ("An Bo", "B-NAME I-NAME")]
+    mixed = [("the mat An", "O I-NUM B-NAME"), known[1], ("mat", "I-NUM")]
+    told, other = evaluate(run, mixed, None), evaluate(run, known, None)
+    assert (told["counts"]["tokens"], other["counts"]["tokens"]) == (4, 5)
+    assert (told["counts"]["not_learned"], told["counts"]["left_out"]) == (2, 0)
+    right = [best[0].tokens for best in run.predict([words for words, _ in mixed])]
+    hits = sum(
+        a == b for said, (_, tags) in zip(right, mixed, strict=True) for a, b in zip(said, tags.split(), strict=True)
+    )
+    assert told["scores"]["tag_accuracy"] == pytest.approx(100 * hits / 6)
+    assert told["notes"][0].startswith("2 examples have labels that were not learned, such as 'I-NUM'")
+    assert not other["notes"]
+    with pytest.raises(UserError, match=r"none of the labels .*--columns"):
+        evaluate(run, [("O O", "the mat")], ["tag_accuracy"])
+
+
 def test_a_folder_of_files(tmp_path):
     for part in ("train", "dev", "test"):
         (tmp_path / f"{part}.conll").write_text(f"{part} X\n\n")
