@@ -177,6 +177,8 @@ class Prepared:
             known = self.recipe.get("vocab")
             self.task.complete(self.recipe)
             self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
+            if self.corpus.dev is not None:
+                self.recipe.setdefault("train", {}).setdefault("metric", self.task.decisive)
             self._choose_training()
             self.recipe["train"] = self.settings.table()
         torch.manual_seed(self.settings.seed)

@@ -76,6 +76,7 @@ def test_learns_numbers(tables, tmp_path):
     values = [float(row[2]) for row in prepared.corpus.train]
     assert prepared.model.head.out.bias.item() == pytest.approx(sum(values) / len(values), abs=1e-4)
     made = prepared.train()
+    assert prepared.settings.metric == "spearman"
     assert prepared.trainer.metrics["spearman"] > 60
     loaded = regard.load(tmp_path / "run")
     assert loaded.metrics == ("loss", "pearson", "spearman")
@@ -98,6 +99,7 @@ def test_whole_numbers_are_labels_unless_numbers_are_asked_for(tmp_path):
     assert one.model.head.classes == len({line[-1] for line in table.read_text().splitlines()})
     two = start(job(table, tmp_path / "two", [*small, "train.metric=pearson"], metrics=["pearson"]), quiet)
     assert two.model.head.outputs == 1
+    assert (one.settings.metric, two.settings.metric) == ("accuracy", "pearson")
     assert "pearson" in two.train().metrics
 
 
