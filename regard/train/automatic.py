@@ -34,6 +34,11 @@ SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any si
 READERS = ("Labels", "Matches", "Tags")  # tasks that are answered by a new head
 MANY = 10  # labels, from which on a new head has much to learn
 LITTLE = 50_000  # examples, up to which words keep their vectors in fine-tuning
+LOOKED = 10_000  # records, by which the tokenizer of pairs is chosen
+WORD = 30  # characters of a text that is a single word, at the most and in the mean
+RARELY = 0.05  # the share of texts with a space inside, where texts are single words
+SYMBOLS = 256  # different symbols, at the most, of a notation with spaces between them
+OFTEN = 20  # times that each of them stands there, at the least and in the mean
 LONG_TEXT = 4_000_000  # characters, from which on a language model reads pieces of words
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # no spaces between words
 
@@ -61,7 +66,7 @@ def end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
 
 def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
     """Pieces of words, but for a tagger whole words where they are frequent enough. A language model reads the
-    characters of a short text.
+    characters of a short text. What answers single words, or is answered by them, spells them.
 
     whole_words: the model's embed wants them.
     """
@@ -72,7 +77,56 @@ def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
         return [Choice("tokenizer", "wordpiece", "tagging"), Choice("vocab", 16000, "most words in one piece")]
     if task == "Text" and characters >= LONG_TEXT:
         return [Choice("tokenizer", "bpe", f"{short(characters)} characters")]
+    if task == "Pairs":
+        return spelling(lines)
     return []
+
+
+def spelling(lines: Lines) -> list[Choice]:
+    """Characters for a side of single words, such as spellings; beside them, whole symbols for a side of few different
+    ones with spaces between, such as phonemes. Nothing is chosen where neither side is of single words."""
+    sides = list(zip(*islice(lines, LOOKED), strict=True))
+    single = [_are_words(texts) for texts in sides]
+    if not any(single):
+        return []
+    if all(single):
+        return [Choice("tokenizer", "characters", "single words")]
+    kinds = ["characters" if one else _beside_words(texts) for one, texts in zip(single, sides, strict=True)]
+    words, other = ("sources", "targets") if single[0] else ("targets", "sources")
+    few = f", {other} of {len(_symbols(sides[single.index(False)]))} symbols" if "pretokenised" in kinds else ""
+    return [Choice("tokenizer", ",".join(kinds), f"{words} are single words{few}")]
+
+
+def _are_words(texts: Sequence[str]) -> bool:
+    """Return whether these are short and have no spaces inside, in a script that has spaces between words."""
+    spaced = sum(" " in text.strip() for text in texts)
+    characters = sum(map(len, texts))
+    unspaced = sum(len(UNSPACED.findall(text)) for text in texts)
+    return spaced <= RARELY * len(texts) and characters <= WORD * len(texts) and unspaced <= characters / 10
+
+
+def _beside_words(texts: Sequence[str]) -> str:
+    """Return the tokenizer for the other side of single words."""
+    different = len(_symbols(texts))
+    return "pretokenised" if different <= min(SYMBOLS, sum(len(text.split()) for text in texts) / OFTEN) else "bpe"
+
+
+def _symbols(texts: Sequence[str]) -> set[str]:
+    return {symbol for text in texts for symbol in text.split()}
+
+
+def tie(recipe: dict[str, Any]) -> list[Choice]:
+    """What a model ties that cannot tie its two sides, since each has a vocabulary of its own."""
+    untied = {"all": "target", "source-target": "none"}.get(recipe["model"].get("tie", "none"))
+    if untied is None or not isinstance(recipe.get("vocab"), list):
+        return []
+    return [Choice("model.tie", untied, "two vocabularies")]
+
+
+def is_sized(kind: str) -> bool:
+    """Return whether a tokenizer, or one of two, is learned in any size, which does not matter to the other."""
+    kinds = kind.split(",")
+    return any(one in SIZED for one in kinds) and all(one in (*SIZED, "characters", "bytes") for one in kinds)
 
 
 def vocabulary(lines: Lines, columns: Sequence[int]) -> Choice:
@@ -237,8 +291,10 @@ def new_head(known: Facts) -> Iterator[Choice]:
     yield Choice("train.evaluate", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
 
 
-def sentence(choices: Sequence[Choice]) -> str:
-    return f"chosen: {', '.join(map(str, choices))}; --as-published for the recipe's own settings"
+def sentence(choices: Sequence[Choice], as_published: bool) -> str:
+    """Return what was chosen; with --as-published, which a person knows of then, little is."""
+    hint = "" if as_published else "; --as-published for the recipe's own settings"
+    return f"chosen: {', '.join(map(str, choices))}{hint}"
 
 
 def short(number: float) -> str:
