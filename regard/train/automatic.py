@@ -27,6 +27,7 @@ SPEED = {"cpu": 1.1e11, "cuda": 1e13, "mps": 1e12}  # operations a second, of ea
 THREADS = 16  # that make a small model faster, at the most
 EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
 LEAST_STEPS = 40  # for each pass over many texts, of a classifier of whole words; over few texts, more passes have them
+PAIR_EPOCHS = 8  # passes over pairs of texts, each the sum of its words
 WORDS_LR = 0.01  # of such a classifier that goes on
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
@@ -34,6 +35,11 @@ SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any si
 READERS = ("Labels", "Matches", "Tags")  # tasks that are answered by a new head
 MANY = 10  # labels, from which on a new head has much to learn
 LITTLE = 50_000  # examples, up to which words keep their vectors in fine-tuning
+LOOKED = 10_000  # records, by which the tokenizer of pairs is chosen
+WORD = 30  # characters of a text that is a single word, at the most and in the mean
+RARELY = 0.05  # the share of texts with a space inside, where texts are single words
+SYMBOLS = 256  # different symbols, at the most, of a notation with spaces between them
+OFTEN = 20  # times that each of them stands there, at the least and in the mean
 LONG_TEXT = 4_000_000  # characters, from which on a language model reads pieces of words
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # no spaces between words
 
@@ -61,7 +67,7 @@ def end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
 
 def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
     """Pieces of words, but for a tagger whole words where they are frequent enough. A language model reads the
-    characters of a short text.
+    characters of a short text. What answers single words, or is answered by them, spells them.
 
     whole_words: the model's embed wants them.
     """
@@ -72,7 +78,56 @@ def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
         return [Choice("tokenizer", "wordpiece", "tagging"), Choice("vocab", 16000, "most words in one piece")]
     if task == "Text" and characters >= LONG_TEXT:
         return [Choice("tokenizer", "bpe", f"{short(characters)} characters")]
+    if task == "Pairs":
+        return spelling(lines)
     return []
+
+
+def spelling(lines: Lines) -> list[Choice]:
+    """Characters for a side of single words, such as spellings; beside them, whole symbols for a side of few different
+    ones with spaces between, such as phonemes. Nothing is chosen where neither side is of single words."""
+    sides = list(zip(*islice(lines, LOOKED), strict=True))
+    single = [_are_words(texts) for texts in sides]
+    if not any(single):
+        return []
+    if all(single):
+        return [Choice("tokenizer", "characters", "single words")]
+    kinds = ["characters" if one else _beside_words(texts) for one, texts in zip(single, sides, strict=True)]
+    words, other = ("sources", "targets") if single[0] else ("targets", "sources")
+    few = f", {other} of {len(_symbols(sides[single.index(False)]))} symbols" if "pretokenised" in kinds else ""
+    return [Choice("tokenizer", ",".join(kinds), f"{words} are single words{few}")]
+
+
+def _are_words(texts: Sequence[str]) -> bool:
+    """Return whether these are short and have no spaces inside, in a script that has spaces between words."""
+    spaced = sum(" " in text.strip() for text in texts)
+    characters = sum(map(len, texts))
+    unspaced = sum(len(UNSPACED.findall(text)) for text in texts)
+    return spaced <= RARELY * len(texts) and characters <= WORD * len(texts) and unspaced <= characters / 10
+
+
+def _beside_words(texts: Sequence[str]) -> str:
+    """Return the tokenizer for the other side of single words."""
+    different = len(_symbols(texts))
+    return "pretokenised" if different <= min(SYMBOLS, sum(len(text.split()) for text in texts) / OFTEN) else "bpe"
+
+
+def _symbols(texts: Sequence[str]) -> set[str]:
+    return {symbol for text in texts for symbol in text.split()}
+
+
+def tie(recipe: dict[str, Any]) -> list[Choice]:
+    """What a model ties that cannot tie its two sides, since each has a vocabulary of its own."""
+    untied = {"all": "target", "source-target": "none"}.get(recipe["model"].get("tie", "none"))
+    if untied is None or not isinstance(recipe.get("vocab"), list):
+        return []
+    return [Choice("model.tie", untied, "two vocabularies")]
+
+
+def is_sized(kind: str) -> bool:
+    """Return whether a tokenizer, or one of two, is learned in any size, which does not matter to the other."""
+    kinds = kind.split(",")
+    return any(one in SIZED for one in kinds) and all(one in (*SIZED, "characters", "bytes") for one in kinds)
 
 
 def vocabulary(lines: Lines, columns: Sequence[int]) -> Choice:
@@ -134,7 +189,7 @@ def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: 
         type(task).__name__, model.width, parameters, examples, positions,
         passes=_passes(train, positions, batch, EFFICIENCY * speed(task.job.device) / (6 * max(busy, 1))),
         steps=math.ceil(positions / batch),
-        classes=getattr(model.head, "classes", 0),
+        classes=getattr(model.head, "classes", None) or 0,
         whole_words=model.embed.whole_words,
         lora=task.job.lora > 0,
         new_head=task.job.task is not None,
@@ -197,17 +252,19 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
 
 
 def epochs_of_words(known: Facts) -> Iterator[Choice]:
-    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. An end that
-    was given in steps or epochs is the end."""
+    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. Pairs of
+    texts have a number of their own. An end that was given in steps or epochs is the end."""
     if known.bounded:
         return
-    passes = round(1 + 2 * math.log2(max(known.classes, 2)))
+    pairs = known.task == "Matches"
+    passes = PAIR_EPOCHS if pairs else round(1 + 2 * math.log2(max(known.classes, 2)))
     steps = LEAST_STEPS * passes
-    why = f"{known.classes} labels; more would be learned by heart"
+    what = "pairs of texts" if pairs else f"{known.classes} labels"
+    why = f"{what}; more would be learned by heart"
     if known.steps < LEAST_STEPS:
         passes = math.ceil(steps / known.steps)
-        texts = f"{short(known.examples)} texts"
-        why = f"{known.classes} labels want {steps} steps, and {texts} have about {known.steps} an epoch"
+        texts = f"{short(known.examples)} {'pairs' if pairs else 'texts'}"
+        why = f"{what} want {steps} steps, and {texts} have about {known.steps} an epoch"
     if known.minutes:
         why += f"; the run ends after {passes} epochs, even if its {known.minutes:g} minutes are not over"
     yield Choice("train.epochs", float(passes), why)
@@ -237,8 +294,10 @@ def new_head(known: Facts) -> Iterator[Choice]:
     yield Choice("train.evaluate", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
 
 
-def sentence(choices: Sequence[Choice]) -> str:
-    return f"chosen: {', '.join(map(str, choices))}; --as-published for the recipe's own settings"
+def sentence(choices: Sequence[Choice], as_published: bool) -> str:
+    """Return what was chosen; with --as-published, which a person knows of then, little is."""
+    hint = "" if as_published else "; --as-published for the recipe's own settings"
+    return f"chosen: {', '.join(map(str, choices))}{hint}"
 
 
 def short(number: float) -> str:

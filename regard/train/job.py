@@ -125,9 +125,9 @@ class Prepared:
                 self.say(f"warning: {shared} of the dev examples have a source that stands in the training data, too")
         return corpus
 
-    def _choose(self, choices: Iterable[Choice]) -> None:
-        """Take over what was chosen into the recipe, but for what was given."""
-        if self.job.as_published:
+    def _choose(self, choices: Iterable[Choice], always: bool = False) -> None:
+        """Take over what was chosen into the recipe, but for what was given. always: --as-published, too."""
+        if self.job.as_published and not always:
             return
         for choice in choices:
             section, _, key = choice.key.rpartition(".")
@@ -145,7 +145,7 @@ class Prepared:
         if job.tokenizer is None:
             chosen = automatic.tokenizer(type(self.task).__name__, find(Embed, embed).whole_words, lines)
         kind = next((choice.value for choice in chosen if choice.key == "tokenizer"), job.tokenizer or self.task.usual)
-        if kind in automatic.SIZED and not any(choice.key == "vocab" for choice in chosen):
+        if automatic.is_sized(kind) and not any(choice.key == "vocab" for choice in chosen):
             chosen.append(automatic.vocabulary(lines, self.task.texts))
         for choice in chosen:
             if not getattr(job, choice.key):
@@ -163,7 +163,7 @@ class Prepared:
             self._choose((automatic.fine_tuning if self.job.origin else automatic.from_scratch)(known))
         self.settings = self.task.settings = Settings.read(self.recipe.get("train", {}))
         if self.chosen:
-            self.say(automatic.sentence(self.chosen))
+            self.say(automatic.sentence(self.chosen, self.job.as_published))
 
     def _take_tokenizers(self) -> None:
         assert self.told is not None
@@ -178,6 +178,9 @@ class Prepared:
             known = self.recipe.get("vocab")
             self.task.complete(self.recipe)
             self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
+            self._choose(automatic.tie(self.recipe), always=True)
+            if self.corpus.dev is not None:
+                self.recipe.setdefault("train", {}).setdefault("metric", self.task.decisive)
             self._choose_training()
             self.recipe["train"] = self.settings.table()
         torch.manual_seed(self.settings.seed)

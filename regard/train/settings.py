@@ -56,7 +56,9 @@ class Settings:
                    have passed without a checkpoint there is one more, which is not averaged.
     keep:          checkpoints that stay, besides the best.
     metric:        what `best` and early stopping look at: loss, or a metric that is measured by decoding, such as bleu.
-                   Of checkpoints that tie, the one with the lowest loss is the best, then the latest.
+                   Where none is given, tasks that are answered in labels or numbers take their own: accuracy,
+                   tag_accuracy or spearman. Of checkpoints that tie, the one with the lowest loss is the best, then the
+                   latest.
     patience:      evaluations without improvement of the metric before stopping; 0: never. A lower loss at the same
                    metric is no improvement.
     seed:          of everything random.

@@ -1,6 +1,8 @@
 """What is chosen where nothing is said: by rules that can be told, and never against what was said."""
 
+import itertools
 import json
+import shutil
 
 import pytest
 import torch
@@ -113,6 +115,57 @@ def test_as_published(pairs, tmp_path):
     assert not any(one.startswith("chosen:") for one in said)
 
 
+WORDS = ["".join(letters) for letters in itertools.product("bdkt", "aeiou", "lmn", "aeiou", ["", "s"])]
+
+
+def tokenizer_of(tmp_path, rows, **given):
+    path = tmp_path / "rows.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+    small = ("train.steps=2", "model.width=16", "model.heads=2", "model.depth=1")
+    prepared, said = make(path, tmp_path, *small, header="no", **given)
+    return prepared, said
+
+
+@pytest.mark.parametrize(
+    ("target", "other", "kind"),
+    [
+        (lambda word: " ".join(word.upper()), lambda word: word, "characters,pretokenised"),
+        (lambda word: word, lambda word: " ".join(word.upper()), "pretokenised,characters"),
+        (lambda word: word[::-1], lambda word: word, "characters"),
+        (lambda word: f"what {word}ish people call a {word}", lambda word: word, "characters,bpe"),
+        (lambda word: f"ein {word} und kein {word}", lambda word: f"a {word} and no {word}", None),
+        (lambda word: f"all of us {word}", lambda word: "我们都有" + "".join(chr(0x4E00 + ord(c)) for c in word), None),
+    ],
+)
+def test_single_words_are_spelled(tmp_path, target, other, kind):
+    prepared, said = tokenizer_of(tmp_path, [(other(word), target(word)) for word in WORDS])
+    if kind is None or "," not in kind:
+        assert prepared.recipe["model"]["tie"] == "all"
+    else:
+        assert prepared.recipe["model"]["tie"] == "target"
+        assert "tie target (two vocabularies)" in said[-1]
+    assert prepared.job.tokenizer == kind
+    assert prepared.train() is not None
+
+
+def test_a_tokenizer_that_is_given_stays(tmp_path):
+    rows = [(word, " ".join(word.upper())) for word in WORDS]
+    prepared, _ = tokenizer_of(tmp_path, rows, tokenizer="bpe", vocab=300)
+    assert prepared.job.tokenizer == "bpe"
+    assert prepared.recipe["model"]["tie"] == "all"
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_two_vocabularies_are_not_tied(pairs, tmp_path, as_published):
+    both = {"tokenizer": "characters,words", "as_published": as_published}
+    prepared, _ = make(pairs, tmp_path, "train.steps=3", **both)
+    assert prepared.recipe["model"]["tie"] == "target"
+    assert automatic.tie({"vocab": [5, 6], "model": {"tie": "source-target"}})[0].value == "none"
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="one vocabulary"):
+        make(pairs, tmp_path, "train.steps=3", "model.tie=all", **both)
+
+
 def test_as_published_without_an_end(pairs, tmp_path):
     with pytest.raises(UserError, match="needs an end"):
         make(pairs, tmp_path, as_published=True)
@@ -128,7 +181,7 @@ def test_a_recipe_keeps_what_it_says(tmp_path):
     [
         ("a.tsv", [f"source {i}\ttarget {i}" for i in range(60)], "transformer-preln", None),
         ("a.tsv", [f"some text {i}\t{'good' if i < 30 else 'bad'}" for i in range(60)], "fasttext", None),
-        ("a.tsv", [f"text {i}\tother {i}\t{i % 2}" for i in range(60)], "transformer-encoder", "match"),
+        ("a.tsv", [f"text {i}\tother {i}\t{i % 2}" for i in range(60)], "word-averaging", None),
         ("a.txt", [f"It was the age number {i} of wisdom," for i in range(60)], "rwkv4", None),
         ("a.conllu", ["word\tNOUN", "", "runs\tVERB", ""] * 9, "transformer-encoder", "tag"),
         ("a.tsv", ["word\tNOUN", "of\tADP", "", "runs\tVERB", ""] * 9, "transformer-encoder", "tag"),

@@ -61,6 +61,26 @@ def test_learns_loads_and_labels(table, tmp_path):
     assert told["scores"]["loss"] < 0.3
 
 
+def test_the_best_accuracy_is_kept_and_waited_for(table, tmp_path):
+    """Unless the loss is asked for; the first metric that is asked for decides."""
+    found = [{"loss": 0.3, "accuracy": 70.0}, {"loss": 0.5, "accuracy": 90.0}, {"loss": 0.4, "accuracy": 80.0}]
+    for name, changes, step, last in (("own", [], 4, 8), ("loss", ["train.metric=loss"], 2, 6)):
+        asked = job(table, tmp_path / name)
+        asked.overrides = [*SMALL, "train.evaluate=2", "train.patience=2", *changes]
+        prepared = start(asked, print)
+        scores = iter([*found, found[2], found[2]])
+        prepared.trainer.evaluate = lambda model, scores=scores: next(scores)
+        prepared.train()
+        assert prepared.trainer.metrics == {**found[step // 2 - 1], "step": step}
+        assert prepared.trainer.step == last
+        assert resume(tmp_path / name, None, print).settings == prepared.settings
+    asked = job(table, tmp_path / "f1", metrics=["f1"])
+    assert start(asked, print).settings.metric == "f1"
+    asked = job(table, tmp_path / "without dev")
+    asked.dev = "0"
+    assert start(asked, print).settings.metric == "loss"
+
+
 def test_a_run_goes_on(table, tmp_path):
     """To the very weights of one that was not stopped."""
     same = [*SMALL, "train.schedule=constant", "train.evaluate=10"]

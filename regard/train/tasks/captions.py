@@ -41,6 +41,7 @@ class Captioned:
 class Captions(Task):
     reads = "captions"
     forced = ("loss", "accuracy")
+    decisive = "accuracy"
     files = "images"
 
     def open(self, tick: Callable[[int], None]) -> Any:

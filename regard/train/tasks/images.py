@@ -21,6 +21,7 @@ from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 class Images(Task):
     reads = "images"
     forced = ("loss", "accuracy")
+    decisive = "accuracy"
     files = "images"
 
     @property

@@ -40,6 +40,10 @@ class Labels(Task):
     def ask(self, names: Sequence[str]) -> None:
         super().ask([*names, *self.always])
 
+    @property
+    def decisive(self) -> str:  # type: ignore[override]
+        return self.metrics[0]
+
     def tokens(self, row: Sequence[str]) -> int:
         return sum(len(self.source.frame([row[column]])[0]) for column in self.texts)
 

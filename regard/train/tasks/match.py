@@ -36,6 +36,10 @@ class Matches(Labels):
         """Answers are numbers, and there is no tokenizer for them."""
         return self.target is self.source
 
+    @property
+    def decisive(self) -> str:  # type: ignore[override]
+        return self.metrics[0] if self.metrics else "spearman" if self.rates else "accuracy"
+
     def inherit(self, source: Tokenizer, target: Tokenizer, corpus: Corpus) -> None:
         if self.job.task is None and target is source:
             self.source = self.target = source
@@ -64,7 +68,10 @@ class Matches(Labels):
         super().complete(recipe)
         if self.rates:
             head = recipe["model"]["head"]
-            recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
+            if head["part"] == "compare":  # which tells a number where it has no classes
+                del head["classes"]
+            else:
+                recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
 
     def objective(self) -> Objective:
         return Rate() if self.rates else super().objective()
@@ -92,7 +99,7 @@ class Matches(Labels):
         wrong = [name for name in self.metrics if name not in right]
         if wrong:
             raise UserError(f"'{wrong[0]}' is not for {'numbers' if self.rates else 'labels'}: say {right[0]}")
-        self.metrics = self.metrics or list(right[-1:] if self.rates else right[:1])
+        self.metrics = self.metrics or [self.decisive]
         return super().dev(model, lines)
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Matcher:

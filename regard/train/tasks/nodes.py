@@ -20,6 +20,7 @@ from .task import Say, Task, Tick
 class GraphNodes(Task):
     reads = "graph"
     forced = ("loss", "accuracy")
+    decisive = "accuracy"
     files = "graph"
 
     @property

@@ -39,6 +39,7 @@ class Task:
     """reads:   what a record of the corpus is, for open_corpus.
     forced:     metrics that are always measured.
     answered:   metrics of the model's own answers, which can be asked for.
+    decisive:   the metric that tells which model is the best, where nothing is said; always measured.
     files:      what is prepared for it ends so.
     usual:      tokenizer.
     texts:      the columns of a record that a tokenizer is learned from; none: all.
@@ -47,6 +48,7 @@ class Task:
     reads: ClassVar[str] = "pairs"
     forced: ClassVar[tuple[str, ...]] = FORCED
     answered: ClassVar[tuple[str, ...]] = ()
+    decisive: ClassVar[str] = "loss"
     files: ClassVar[str] = "arrow"
     usual: ClassVar[str] = "bpe"
     texts: ClassVar[tuple[int, ...]] = ()
