@@ -144,8 +144,8 @@ def _unlearned(run: Reader, rows: Sequence[Row]) -> list[str]:
     names = run.target.label_names()
     if every.isdisjoint(names):
         raise UserError(
-            f"none of the labels of this data ({listed(sorted(every))}) is one of those that were learned "
-            f"({listed(names)}): are these the right columns? Say which with --columns"
+            f"none of the labels of this data ({listed(sorted(every)[:3])}) is one of those that were learned "
+            f"({listed(names[:3])}): are these the right columns? Say which with --columns"
         )
     new = every.difference(names)
     return [next((label for label in some if label in new), "") for some in labels]
