@@ -110,7 +110,7 @@ def _instead(path: Path) -> str:
 def _load(path: Path) -> types.ModuleType:
     if path.is_relative_to(REGARD):
         return importlib.import_module(".".join(("regard", *path.relative_to(REGARD).with_suffix("").parts)))
-    name = f"regard_parts_of_user.{path.parent.name}_{path.stem}_{abs(hash(path))}"
+    name = f"regard_parts_of_user_{path.parent.name}_{path.stem}_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
