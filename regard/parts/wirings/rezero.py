@@ -19,7 +19,7 @@ class Rezero(Wiring):
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()
-        self.alpha = nn.Parameter(torch.zeros(()))
+        self.alpha = nn.Parameter(nn.init.zeros_(torch.empty(())))
         self.drop = Dropout(dropout)
 
     def forward(self, stream: Tensor, branches: Sequence[Branch], context: Context) -> Tensor:
