@@ -27,6 +27,7 @@ SPEED = {"cpu": 1.1e11, "cuda": 1e13, "mps": 1e12}  # operations a second, of ea
 THREADS = 16  # that make a small model faster, at the most
 EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
 LEAST_STEPS = 40  # for each pass over many texts, of a classifier of whole words; over few texts, more passes have them
+PAIR_EPOCHS = 8  # passes over pairs of texts, each the sum of its words
 WORDS_LR = 0.01  # of such a classifier that goes on
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
 ROWS = 16  # sequences of a batch in fine-tuning
@@ -188,7 +189,7 @@ def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: 
         type(task).__name__, model.width, parameters, examples, positions,
         passes=_passes(train, positions, batch, EFFICIENCY * speed(task.job.device) / (6 * max(busy, 1))),
         steps=math.ceil(positions / batch),
-        classes=getattr(model.head, "classes", 0),
+        classes=getattr(model.head, "classes", None) or 0,
         whole_words=model.embed.whole_words,
         lora=task.job.lora > 0,
         new_head=task.job.task is not None,
@@ -251,17 +252,19 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
 
 
 def epochs_of_words(known: Facts) -> Iterator[Choice]:
-    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. An end that
-    was given in steps or epochs is the end."""
+    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. Pairs of
+    texts have a number of their own. An end that was given in steps or epochs is the end."""
     if known.bounded:
         return
-    passes = round(1 + 2 * math.log2(max(known.classes, 2)))
+    pairs = known.task == "Matches"
+    passes = PAIR_EPOCHS if pairs else round(1 + 2 * math.log2(max(known.classes, 2)))
     steps = LEAST_STEPS * passes
-    why = f"{known.classes} labels; more would be learned by heart"
+    what = "pairs of texts" if pairs else f"{known.classes} labels"
+    why = f"{what}; more would be learned by heart"
     if known.steps < LEAST_STEPS:
         passes = math.ceil(steps / known.steps)
-        texts = f"{short(known.examples)} texts"
-        why = f"{known.classes} labels want {steps} steps, and {texts} have about {known.steps} an epoch"
+        texts = f"{short(known.examples)} {'pairs' if pairs else 'texts'}"
+        why = f"{what} want {steps} steps, and {texts} have about {known.steps} an epoch"
     if known.minutes:
         why += f"; the run ends after {passes} epochs, even if its {known.minutes:g} minutes are not over"
     yield Choice("train.epochs", float(passes), why)

@@ -138,7 +138,9 @@ def give_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -
     head: dict[str, Any] = {"part": TASKS[task], "dropout": model.get("dropout", 0.0)}
     if head["part"] == "classify":
         head["pool"] = before.get("pool", "mean" if kind == "encoder" else "last")
-    if before.get("part") == head["part"]:
+    if task == "match" and before.get("part") == "compare":
+        head = before
+    elif before.get("part") == head["part"]:
         head |= before
     elif family is not None:
         head |= family.new_head(task, model)

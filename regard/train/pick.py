@@ -27,7 +27,7 @@ RECIPES = {  # by what the data is for: a recipe, its size, and the task if that
     "pairs": ("transformer-preln", "tiny", None),
     "text": ("rwkv4", "tiny", None),
     "classify": ("fasttext", "base", None),
-    "match": ("transformer-encoder", "tiny", "match"),
+    "match": ("word-averaging", "base", None),
     "tag": ("transformer-encoder", "tiny", "tag"),
 }
 

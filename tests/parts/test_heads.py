@@ -21,6 +21,33 @@ def vectors():
     return torch.randn(BATCH, TIME, WIDTH)
 
 
+class TestCompare:
+    def test_two_texts_are_compared_channel_by_channel(self):
+        """Padding is of no text, and the order of the words does not matter."""
+        made, x = head({"part": "compare", "classes": 3}), vectors()
+        segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [0] * 7, [0, 1, 1, 0, 1, 0, 1]])
+        found = made(x, Context.begin(BATCH, TIME, valid=VALID, segments=segments))
+        sums = x[0, :2].sum(0), x[0, 2:].sum(0)
+        u, v = (WIDTH**0.5 * one / one.norm() for one in sums)
+        torch.testing.assert_close(found[0], made.out(torch.cat((u * v, (u - v).abs(), u, v))))
+        turned = x[2, [3, 2, 1, 0]], segments[2, [3, 2, 1, 0]]
+        same = made(turned[0][None], Context.begin(1, 4, segments=turned[1][None]))
+        torch.testing.assert_close(same[0], found[2])
+
+    def test_the_products_are_the_cosine(self):
+        made, x = head("compare"), vectors()
+        made.out.weight.data = torch.tensor([[1 / WIDTH] * WIDTH + [0.0] * (3 * WIDTH)])
+        made.out.bias.data.zero_()
+        segments = (torch.arange(TIME) > 2).long().expand(BATCH, TIME)
+        found = made(x, Context.begin(BATCH, TIME, segments=segments))
+        want = torch.cosine_similarity(x[:, :3].sum(1), x[:, 3:].sum(1))
+        torch.testing.assert_close(found[:, 0], want)
+
+    def test_one_class_is_none(self):
+        with pytest.raises(UserError, match="leave them out"):
+            head({"part": "compare", "classes": 1})
+
+
 class TestPretrain:
     spec = {
         "part": "pretrain",

@@ -103,6 +103,37 @@ def test_whole_numbers_are_labels_unless_numbers_are_asked_for(tmp_path):
     assert "pearson" in two.train().metrics
 
 
+def alike(path, numbers):
+    """Write pairs of sentences, and the share of words that they have in common or whether that is much."""
+    rng = random.Random(7)
+    words = [a + b + c for a in "bdfkmt" for b in "aeiou" for c in "lnrs"]
+    lines = []
+    for _ in range(600):
+        one, other = rng.sample(words, 8), rng.sample(words, 8)
+        kept = rng.randint(0, 8)
+        two = [*one[:kept], *other[kept:]]
+        rng.shuffle(two)
+        lines.append(f"{' '.join(one)}\t{' '.join(two)}\t{kept / 2 if numbers else 'near' if kept > 4 else 'far'}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("numbers", "metric", "least"), [(True, "spearman", 85), (False, "accuracy", 85)])
+def test_words_in_common_are_learned_from_few_pairs(tmp_path, numbers, metric, least):
+    data = alike(tmp_path / "pairs.tsv", numbers)
+    given = {"data": str(data), "dev": "100", "header": "no"}
+    prepared = start(Job("word-averaging", str(tmp_path / "run"), **given), quiet)
+    prepared.train()
+    assert prepared.trainer.metrics[metric] > least
+    assert prepared.trainer.step <= 330
+    loaded = regard.load(tmp_path / "run")
+    near, far = (best[0] for best in loaded.predict([("bal fen kis", "kis bal fen"), ("bal fen kis", "tol mur das")]))
+    assert near.score > far.score if numbers else (near.text, far.text) == ("near", "far")
+    again = Job("", str(tmp_path / "again"), overrides=["train.steps=2"], origin=str(tmp_path / "run"), **given)
+    again.task = "match"
+    assert start(again, quiet).recipe["model"]["head"] == prepared.recipe["model"]["head"]
+
+
 def of_numbers(tmp_path, values, first="", **more):
     path = tmp_path / "pairs.tsv"
     path.write_text(first + "".join(f"{a}\t{b}\t{next(values)}\n" for a, b, *_ in rows(200)))

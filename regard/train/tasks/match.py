@@ -68,7 +68,10 @@ class Matches(Labels):
         super().complete(recipe)
         if self.rates:
             head = recipe["model"]["head"]
-            recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
+            if head["part"] == "compare":  # which tells a number where it has no classes
+                del head["classes"]
+            else:
+                recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
 
     def objective(self) -> Objective:
         return Rate() if self.rates else super().objective()
