@@ -66,7 +66,7 @@ def _where(error: Exception) -> str:
     at, where = error.__traceback__, ""
     while at is not None:
         path = Path(at.tb_frame.f_code.co_filename)
-        if at.tb_frame.f_globals.get("__name__", "").startswith(("regard.parts.", "regard_parts_of_user.")):
+        if at.tb_frame.f_globals.get("__name__", "").startswith(("regard.parts.", "regard_parts_of_user_")):
             where = f" ({short(path)}, line {at.tb_lineno})"
         at = at.tb_next
     return where
