@@ -25,7 +25,7 @@ from regard.decode import Hypothesis, Request, Way, search, stream
 from regard.decode.align import looks
 from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
-from regard.decode.way import knobs
+from regard.decode.way import SAMPLED, knobs
 from regard.decode.workers import at_once
 from regard.machine import forks, keep_memory
 from regard.metrics import BITS
@@ -121,8 +121,9 @@ class Run:
 
     @cached_property
     def way(self) -> Way:
-        """How its recipe says to decode. Where that is silent: beam search for pairs, greedy for texts."""
-        usual = Way(beam=4) if self.pairs else Way()
+        """How its recipe says to decode. Where that is silent: beam search for pairs; a language model draws, since the
+        likeliest tokens soon go round in circles; one from elsewhere is greedy, as its generation_config.json says."""
+        usual = Way(beam=4) if self.pairs else Way() if self.foreign else SAMPLED
         return Way.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
 
     @cached_property

@@ -68,7 +68,7 @@ def test_lines_of_several_files_and_of_standard_input(writer, tmp_path, capsys, 
     assert main(["predict", writer, str(one), str(two), "--most", "3"]) == 0
     found = lines(capsys)
     run = regard.load(writer)
-    assert found == [a[0].text for a in run.predict(["the cat", "a dog", "cat"], Way(most=3))]
+    assert found == [a[0].text for a in run.predict(["the cat", "a dog", "cat"], Way.read({"most": 3}, run.way))]
     asked(monkeypatch, "the cat\na dog\ncat\n")
     assert main(["predict", writer, "--most", "3"]) == 0
     assert lines(capsys) == found

@@ -150,7 +150,7 @@ def test_onnx_continues_alike(name, tmp_path, monkeypatch, capsys):
     else:
         steps = [(0, 4), (4, 5), (5, 9)] if name == "cache" else [(i, i + 1) for i in range(9)]
         check_steps(run, decoder, {}, None, steps)
-    expected = run.predict(["three four"])[0][0].text
+    expected = run.predict(["three four"], Way())[0][0].text
     assert shown(tmp_path / "out", ["three four"], monkeypatch, capsys) == expected.strip()
 
 

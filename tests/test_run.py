@@ -16,6 +16,7 @@ from regard.core import Model, UserError, recipe, select, watch
 from regard.data import Tokenizer
 from regard.decode import Request, Way, greedy
 from regard.decode.sample import Said
+from regard.decode.way import SAMPLED
 from regard.folder import load
 from regard.run import Coded, Run
 from regard.train import checkpoint
@@ -364,7 +365,29 @@ def test_the_recipe_says_how_to_decode(words):
     model.recipe["decode"] = {"beem": 5}
     with pytest.raises(UserError, match=r"did you mean 'decode.beam'"):
         Run(model, words, words).predict(["cat"])
-    assert Run(make("transformer-decoder", words), words, words).way == Way()
+
+
+def test_a_language_model_draws_unless_told_otherwise(words):
+    """The likeliest tokens go round in circles. With a seed, so that answers are the same again; what is said about
+    how tokens are chosen counts alone, and a model from elsewhere is asked as its own files say."""
+    model = make("transformer-decoder", words)
+    run = Run(model, words, words)
+    assert run.way == SAMPLED == Way(temperature=0.8, top_p=0.95, seed=1)
+    assert run.predict(["the cat"]) == run.predict(["the cat"])
+    assert "".join(run.stream("the cat")) == run.predict(["the cat"])[0][0].text
+    assert Way.read({"seed": 5, "most": 7}, run.way) == Way(temperature=0.8, top_p=0.95, seed=5, most=7)
+    assert Way.read({"temperature": 1.0}, run.way) == Way(temperature=1.0)
+    assert Way.read({"temperature": 0.0}, run.way) == Way.read({"beam": 1}, run.way) == Way()
+    assert Way.read({"repetition": 1.2}, run.way) == Way(repetition=1.2)
+    assert Way.read({"beam": 3, "most": 7}, run.way) == Way(beam=3, most=7)
+    model.recipe["decode"] = {"most": 9}
+    longer = Run(model, words, words).way
+    assert longer == Way(temperature=0.8, top_p=0.95, seed=1, most=9)
+    assert Way.read({"temperature": 0.5}, longer) == Way(temperature=0.5, most=9)
+    model.recipe["decode"] = {"temperature": 0.0}
+    assert Run(model, words, words).way == Way()
+    del model.recipe["decode"]
+    assert Run(model, words, words, foreign=True).way == Way()
 
 
 def test_a_model_that_does_not_write_is_refused(words):

@@ -50,12 +50,19 @@ def predict(
     penalty: Penalty = None,
     stop: Stop = None,
     best: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each line.")] = None,
-    temperature: Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Above 0: draw at random.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=HOW,
+            help="Above 0: draw at random; 0: greedy. A language model trained here that is told nothing draws with "
+            "--temperature 0.8 --top-p 0.95 --seed 1.",
+        ),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
     top_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
     min_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
     repetition: Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Above 1: discourage repeats.")] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Of what is drawn at random.")] = None,
     most: Most = None,
     guess: Annotated[
         int | None, typer.Option(rich_help_panel=HOW, help="Tokens guessed at a time: sooner, and the same answers.")

@@ -16,6 +16,7 @@ from .speculative import Before, Smaller, speculate
 MOST = {"beam": 10_000, "best": 10_000, "most": 1 << 17, "guess": 1 << 10}  # beyond these, an answer never comes
 STEEPEST = 10.0  # exponent of a length
 DRAWN = ("top_k", "top_p", "min_p")  # what says how to draw
+CHOICE = ("beam", "best", "temperature", *DRAWN, "repetition")  # what says how tokens are chosen
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Way:
     best:        answers for each input, from beam search.
     stop:        when a beam search is over: "likely": no beginning is likelier than the answers that have ended;
                  "full": `beam` answers have ended; "sure": nothing better can come.
-    temperature: above 0: draw at random, the higher the wilder; 0: take the most probable token.
+    temperature: above 0: draw at random, the higher the wilder; 0: take the most probable token. A language model that
+                 was trained here draws with temperature 0.8, top_p 0.95 and seed 1, until one of beam, best,
+                 temperature, top_k, top_p, min_p and repetition is given.
     top_k:       draw from the k most probable tokens; 0: from all.
     top_p:       draw from the most probable tokens that together have this probability.
     min_p:       draw from tokens that have at least this share of the probability of the most probable one.
@@ -98,12 +101,16 @@ class Way:
     @classmethod
     def read(cls, table: dict[str, Any], base: Way | None = None) -> Way:
         """From a recipe's [decode] or a command line, unknown keys refused. Where the table is silent, `base` holds,
-        unless it speaks of sampling and the table of beam search, or the other way round."""
+        unless it speaks of sampling and the table of beam search, or the other way round. `SAMPLED` is left as a whole
+        where the table says how tokens are chosen."""
         if not isinstance(table, dict):
             raise UserError(f"[decode] is a table of settings, such as beam = 5, not {table!r}")
         table = fit(cls, table, {}, "decode")
         base = base or cls()
         kept = {field.name: getattr(base, field.name) for field in fields(cls)}
+        usual = {name: getattr(SAMPLED, name) for name in ("temperature", "top_p", "seed")}
+        if usual.items() <= kept.items() and any(name in table for name in CHOICE):
+            kept |= {name: getattr(cls, name) for name in usual}
         left = ()  # what the table has turned away from
         if table.get("beam", 1) > 1 or table.get("best", 1) > 1:
             kept["beam"] = max(base.beam, table.get("best", 1))
@@ -111,6 +118,11 @@ class Way:
         elif any(name in table for name in ("beam", "temperature", *DRAWN, "repetition")):
             left = ("beam", "best") + (DRAWN if table.get("temperature") == 0 else ())
         return cls(**kept | {name: getattr(cls, name) for name in left} | table)
+
+
+# Of a language model of which nothing is said: greedy texts soon go round in circles (Holtzman et al. 2020,
+# arXiv:1904.09751). The seed makes answers come out the same again.
+SAMPLED = Way(temperature=0.8, top_p=0.95, seed=1)
 
 
 def search(

@@ -11,6 +11,7 @@ from regard.data import Feed
 from regard.data.orders import Orders, places
 from regard.data.streams import Streams
 from regard.evaluate import evaluate
+from regard.run import Way
 from regard.train.job import Job, resume, start
 from regard.train.learner import Learner
 from regard.train.objectives.permuted import Permuted
@@ -97,10 +98,10 @@ def test_learns_and_goes_on(job, tmp_path):
     told = evaluate(run, [(LINE * 6,)] * 8, ["loss", "perplexity"])
     assert told["scores"]["loss"] < 0.7, "by chance 2.2"
     assert told["counts"]["tokens"] > 20
-    (best,) = run.predict(["abcdefghab"])[0][:1]
+    (best,) = run.predict(["abcdefghab"], Way())[0][:1]
     assert best.text.startswith("cdefgh")
-    assert "".join(run.stream("abcdefghab")) == best.text
-    both = run.predict(["abcdefghab", "abcd"])
+    assert "".join(run.stream("abcdefghab", Way())) == best.text
+    both = run.predict(["abcdefghab", "abcd"], Way())
     assert both[0][0].text == best.text, "a row of a padded batch answers as it does alone"
     with pytest.raises(UserError, match="accuracy"):
         evaluate(run, [("abc",)], ["accuracy"])
