@@ -63,8 +63,8 @@ SEVERAL = {
     "named-mail.csv": ([("mailId", "messageBody", "subj"), *MAIL], "transformer-preln", "messageBody,subj", "mailId"),
     "credits.tsv": (CREDITS, "transformer-preln", "0,1", "column 2 tells whose the lines are and is left out"),
     "same.tsv": ([(*row[:2], "x.org") for row in CREDITS], "transformer-preln", "0,1", "is the same in all lines"),
-    "rated.tsv": (RATED, "transformer-encoder", "0,1,2", "two texts and an answer"),
-    "four.tsv": ([(f"q{i}", *row) for i, row in enumerate(RATED)], "transformer-encoder", "1,2,3", "holds ids"),
+    "rated.tsv": (RATED, "word-averaging", "0,1,2", "two texts and an answer"),
+    "four.tsv": ([(f"q{i}", *row) for i, row in enumerate(RATED)], "word-averaging", "1,2,3", "holds ids"),
 }
 
 

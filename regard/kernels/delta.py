@@ -57,4 +57,5 @@ def flops(length: int, heads: int, key: int, value: int, chunk: int = CHUNK) -> 
     """Of the matrix products of `delta` for one sequence; the triangular system is not counted as one."""
     size = chunk_size(length, chunk)
     chunks = -(-length // size)
-    return heads * chunks * (2 * size * size * (2 * key + value) + 6 * size * key * value)
+    system = key if size > 1 else 0  # one position alone has none
+    return heads * chunks * (2 * size * size * (system + key + value) + 6 * size * key * value)
