@@ -121,8 +121,8 @@ class Run:
 
     @cached_property
     def way(self) -> Way:
-        """How its recipe says to decode. Where that is silent: beam search for pairs; a language model draws, since the
-        likeliest tokens soon go round in circles; one from elsewhere is greedy, as its generation_config.json says."""
+        """How its recipe says to decode. Where that is silent: beam search for pairs; a language model samples, since
+        greedy texts soon repeat themselves; one from elsewhere is greedy, as its generation_config.json says."""
         usual = Way(beam=4) if self.pairs else Way() if self.foreign else SAMPLED
         return Way.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
 

@@ -347,7 +347,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_a_graph_of_a_model_that_rounds_may_not_differ_much():
-    """The last bit of a sum may change what BitNet rounds, by a hundredth or two, and rarely the likeliest token."""
+    """The last bit of a sum may change what BitNet rounds, by a hundredth or two, and rarely the argmax."""
     model = build("bitnet", "tiny", 31, ["model.depth=1"])
     torch.manual_seed(4)
     expected = torch.randn(40, 31)
@@ -358,5 +358,5 @@ def test_a_graph_of_a_model_that_rounds_may_not_differ_much():
         compare(torch.full_like(expected, torch.nan), expected, model)
     alike = torch.zeros(40, 31)
     alike[:, :2] = 10 + 0.1 * torch.randn(40, 2)
-    with pytest.raises(ValueError, match="likeliest token of 40 of 40"):
+    with pytest.raises(ValueError, match="argmax of 40 of 40"):
         compare(alike[:, [1, 0, *range(2, 31)]], alike, model)

@@ -368,7 +368,7 @@ def test_the_recipe_says_how_to_decode(words):
 
 
 def test_a_language_model_draws_unless_told_otherwise(words):
-    """The likeliest tokens go round in circles. With a seed, so that answers are the same again; what is said about
+    """Greedy texts repeat themselves. With a seed, so that answers are the same again; what is said about
     how tokens are chosen counts alone, and a model from elsewhere is asked as its own files say."""
     model = make("transformer-decoder", words)
     run = Run(model, words, words)

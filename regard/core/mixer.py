@@ -121,7 +121,7 @@ class Pointwise(Mixer[Empty]):
         return Empty()
 
     def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
-        return type(self).forward(self, x, context), state
+        return type(self).forward(self, x, context), state  # hooks have seen the step already: see hooks.py
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor: ...

@@ -47,9 +47,8 @@ class Version:
     def of_new_buffers(cls, furthest: Tensor, stale: bool = False) -> Version:
         return cls(History(furthest, stale))
 
-    def of_copied_buffers(self, furthest: Tensor | None = None) -> Version:
-        """Return the version of a copy, which has lost what the buffers have lost. furthest: where rows change."""
-        furthest = self.history.furthest.clone() if furthest is None else furthest
+    def of_copied_buffers(self, furthest: Tensor) -> Version:
+        """Return the version of a copy, which has lost what the buffers have lost. furthest: of the rows copied."""
         return Version.of_new_buffers(furthest, self.may_have_lost)
 
     @property
@@ -73,10 +72,6 @@ class Version:
         """Whether all states that were made from this one are gone."""
         alive = [version for one in self.history.alive if (version := one()) is not None]
         return alive[-1] is self
-
-    def __deepcopy__(self, memo: dict) -> Version:
-        """The tensors of a copied state are copies."""
-        return self.of_copied_buffers()
 
     def __reduce__(self) -> tuple:
         return Version.of_new_buffers, (self.history.furthest, self.may_have_lost)
@@ -121,4 +116,6 @@ class State(NamedTuple):
     def outside_inference(self) -> State:
         """Return the same state in tensors that may be written and learned from outside of inference mode."""
         layers = each(self.layers, torch.clone)
-        return State(self.lengths.clone(), layers, self.version.of_copied_buffers())
+        return State(
+            self.lengths.clone(), layers, self.version.of_copied_buffers(self.version.history.furthest.clone())
+        )
