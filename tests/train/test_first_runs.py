@@ -67,6 +67,15 @@ def test_few_texts_are_learned_from(labels, tmp_path):
     assert "2 labels want 120 steps" in line(said)
 
 
+def test_common_words_outvote_rare_ones(tmp_path):
+    """Each number stands once in either label, so that a number that was met once tells the wrong one."""
+    rows = [(f"{word} film number {i}", label) for i in range(200) for word, label in (("good", "+"), ("bad", "-"))]
+    random.Random(0).shuffle(rows)
+    prepared, _ = run(write(tmp_path / "films.tsv", rows[:350]), tmp_path / "run")
+    answers = prepared.train().predict([text for text, _ in rows[350:]])
+    assert [best[0].text for best in answers] == [label for _, label in rows[350:]]
+
+
 def test_many_texts_are_gone_through_a_few_times(tmp_path):
     """A pass has steps enough, and more of them would be learned by heart."""
     data = write(tmp_path / "many.tsv", reviews(16_000))
