@@ -20,7 +20,7 @@ from . import laws
 from .laws import Finding, Subject
 
 Edit = Callable[[Model], object]
-MANY_ROWS = FEW + 2  # more than those that have a way of their own
+MANY_ROWS = FEW + 2  # more than those for which linear maps have a way of their own
 
 
 def linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -185,11 +185,13 @@ def patch_forward(model: Model) -> None:
         linear.forward = lambda x, linear=linear: nn.functional.linear(x, linear.weight, linear.bias) + 0.1  # type: ignore
 
 
-EDITS: tuple[Edit, ...] = (
+OF_LINEARS: tuple[Edit, ...] = (
     replace_linear, assign_parameter, set_strided_data, change_in_place, change_data, prune_weights, normalize_weights,
-    parametrize_weights, load_by_assignment, replace_norms, replace_norms_by_none, replace_positions, hook_linears,
-    hook_before_norms, hook_mixers, hook_before_mixers, hook_layers, hook_stacks, hook_ends, patch_mixer_forward,
-    patch_forward,
+    parametrize_weights, load_by_assignment, hook_linears, patch_forward,
+)  # fmt: skip
+EDITS: tuple[Edit, ...] = (
+    *OF_LINEARS, replace_norms, replace_norms_by_none, replace_positions, hook_before_norms, hook_mixers,
+    hook_before_mixers, hook_layers, hook_stacks, hook_ends, patch_mixer_forward,
 )  # fmt: skip
 
 
@@ -219,8 +221,9 @@ def edited(subject: Subject) -> Finding:
         changed = copy.deepcopy(model)
         edit(changed)
         own = Subject(changed, subject.source)
-        for batch, sizes in ((2, (1, 1, 1, 3, 1, 1)), (MANY_ROWS, (1, 1, 1, 1))):
-            x, memory = subject.inputs(batch, sum(sizes)), own.memory(batch)
+        few, many = (2, (1, 1, 1, 3, 1, 1)), (MANY_ROWS, (1, 1, 1, 1))
+        for batch, sizes in (few, many) if edit in OF_LINEARS else (few,):
+            x, memory = subject.inputs(batch, sum(sizes)), laws.rows_of(own.memory(2), torch.arange(batch) % 2)
             with torch.no_grad():
                 gap = laws.differ(outputs(changed, x, memory, None, sizes), changed(x, memory=memory))
                 if batch == 2:

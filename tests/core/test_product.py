@@ -62,7 +62,7 @@ def test_laws_hold_with_it(name, threads):
     model = regard.build(name, size="tiny", vocab=61)
     own_maps(model)
     assert any(isinstance(module, Linear) for module in model.modules())
-    for finding in laws.check(model):
+    for finding in laws.check(model, without=["edited", "branches"]):  # tests/laws has them, for all recipes
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
 
 
