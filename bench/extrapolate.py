@@ -38,12 +38,12 @@ CONTENDERS: dict[str, tuple[str, ...]] = {  # a recipe and what is changed in it
     "none": ("transformer-decoder", BARE),
 }
 SETTINGS = {
-    "train.context": TRAINED,
-    "train.rows": 32,
-    "train.optimiser": "adamw",
+    "train.context_length": TRAINED,
+    "train.batch_size": 32,
+    "train.optimizer": "adamw",
     "train.schedule": "cosine",
     "train.lr": 0.002,
-    "train.floor": 0.1,
+    "train.min_lr_ratio": 0.1,
     "train.warmup": 100,
     "train.weight_decay": 0.1,
 }

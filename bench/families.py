@@ -27,12 +27,18 @@ ASKED = {
     "xlnet": "tokens in any order",
     "transformer-xl": "the next token, with memory",
 }
-COMMON = ("train.optimiser=adamw", "train.schedule=cosine", "train.lr=0.001", "train.warmup=100", "train.batch=2048")
+COMMON = (
+    "train.optimizer=adamw",
+    "train.schedule=cosine",
+    "train.lr=0.001",
+    "train.warmup=100",
+    "train.batch_tokens=2048",
+)
 MEMORY = 64  # of Transformer-XL in training, as its tiny size has it, and so long are its segments
 
 
 def train(name: str, run: Path, minutes: float, threads: int, texts: tuple[Path, Path]) -> None:
-    changes = [*COMMON, *(() if name == "transformer-xl" else ("train.context=128",))]
+    changes = [*COMMON, *(() if name == "transformer-xl" else ("train.context_length=128",))]
     runs.train(
         run, name, "--size", "tiny", "--data", str(texts[0]), "--dev", str(texts[1]), "--tokenizer", "bpe", "--vocab",
         "2000", "--minutes", str(minutes), "--seed", "1", "--threads", str(threads),

@@ -22,19 +22,25 @@ from regard.convert import convert
 
 PICTURE = Path(__file__).parents[1] / "docs" / "finetune.png"
 SETS = {"sst2": [], "banking77": ["--dev", "1000"]}  # the second comes without a dev set
-COMMON = ["train.optimiser=adamw", "train.schedule=linear", "train.weight_decay=0.01", "train.beta2=0.999"]
+COMMON = ["train.optimizer=adamw", "train.schedule=linear", "train.weight_decay=0.01", "train.beta2=0.999"]
 LEARNING = {  # by data set, as there are 2 labels or 77
     "fine-tuned": {
-        "sst2": ["train.lr=1e-4", "train.batch=1024", "train.warmup=30", "train.freeze=embed"],
-        "banking77": ["train.lr=3e-4", "train.batch=1024", "train.warmup=30", "train.freeze=embed", "train.head_lr=5"],
+        "sst2": ["train.lr=1e-4", "train.batch_tokens=1024", "train.warmup=30", "train.freeze=embed"],
+        "banking77": [
+            "train.lr=3e-4",
+            "train.batch_tokens=1024",
+            "train.warmup=30",
+            "train.freeze=embed",
+            "train.head_lr=5",
+        ],
     },
     "LoRA, rank 8": {
-        "sst2": ["train.lr=1e-3", "train.batch=1024", "train.warmup=30"],
-        "banking77": ["train.lr=1e-3", "train.batch=1024", "train.warmup=30", "train.head_lr=5"],
+        "sst2": ["train.lr=1e-3", "train.batch_tokens=1024", "train.warmup=30"],
+        "banking77": ["train.lr=1e-3", "train.batch_tokens=1024", "train.warmup=30", "train.head_lr=5"],
     },
     "from scratch": {
-        "sst2": ["train.lr=3e-4", "train.batch=1024", "train.warmup=100"],
-        "banking77": ["train.lr=3e-4", "train.batch=1024", "train.warmup=100"],
+        "sst2": ["train.lr=3e-4", "train.batch_tokens=1024", "train.warmup=100"],
+        "banking77": ["train.lr=3e-4", "train.batch_tokens=1024", "train.warmup=100"],
     },
 }
 

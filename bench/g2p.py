@@ -26,7 +26,7 @@ from regard.demo import FULL
 from regard.evaluate import gather
 from regard.metrics import measure
 
-SEARCH = ("--beam", "5", "--penalty", "1.2", "--stop", "sure")  # chosen on dev
+SEARCH = ("--beam", "5", "--length-penalty", "1.2", "--early-stopping", "never")  # chosen on dev
 AGAIN = {"train.lr": 0.003, "train.warmup": 100}  # of those that begin with another's weights
 METRICS = ("sequence_error", "token_error")
 
@@ -90,7 +90,7 @@ def main() -> None:
     asked += ["--data", str(data / "test.tsv"), "--any-reference", *SEARCH]
     words, references = gather([tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True)
     rows = []
-    together = [word for run in members[1:] for word in ("--with", str(run))]
+    together = [word for run in members[1:] for word in ("--ensemble", str(run))]
     for name, run, beside in (*((run.name, run, []) for run in members), ("all together", one, together)):
         told = runs.evaluate(run, *beside, *asked)
         scores = [f"{told['scores'][metric]:.2f} %" for metric in METRICS]

@@ -44,7 +44,7 @@ NOTES = (
     "memory, and time before the first token). OpenAI's sparse patterns look at a few positions of every block, of "
     "which a longer sequence has more: by design n^1.5, of which a window hides a part (`sparse-fixed`, from 4k to "
     "16k: 64 to 160 keys for a query).",
-    "Where theory pays little on a processor: hashing (`reformer`, against `local`) and random blocks (`bigbird`, "
+    "Where theory pays little on a CPU: hashing (`reformer`, against `local`) and random blocks (`bigbird`, "
     "against `longformer`) take longer than a plain window, and `rmt` reads its memory anew in every segment.",
 )
 FULL = {"decoder": "transformer-decoder", "encoder": "transformer-encoder"}

@@ -21,13 +21,13 @@ import runs
 
 SETTINGS = {
     "model.depth": 6,
-    "train.rows": 64,
-    "train.optimiser": "adamw",
+    "train.batch_size": 64,
+    "train.optimizer": "adamw",
     "train.weight_decay": 0.05,
     "train.lr": 0.001,
     "train.warmup": 200,
     "train.schedule": "cosine",
-    "train.smoothing": 0.1,
+    "train.label_smoothing": 0.1,
     "train.metric": "accuracy",
 }
 DIGITS = {"model.embed.image": 28, "model.embed.channels": 1}

@@ -28,7 +28,7 @@ def rung(name: str, run: Path, minutes: float, threads: int) -> list[str]:
     own = [word for key, value in RUNGS[name].items() for word in ("--set", f"{key}={value}")]
     runs.train(
         run, name, "--size", "tiny", "--data", str(multi30k.pieces()), "--tokenizer", "pretokenised", "--seed", "1",
-        "--minutes", str(minutes), "--metric", "bleu", "--set", "train.batch=1024", "--set", "train.smoothing=0.1",
+        "--minutes", str(minutes), "--metric", "bleu", "--batch-tokens", "1024", "--label-smoothing", "0.1",
         "--set", "train.warmup=200", "--set", "train.schedule=linear", "--set", "model.dropout=0.1",
         "--threads", str(threads), *own,
     )  # fmt: skip

@@ -24,10 +24,10 @@ import runs
 import shakespeare
 from regard.core import recipe as recipes
 from regard.folder import load
-from regard.run import Way
+from regard.run import DecodeConfig
 
 TRAIN = {
-    "train.optimiser": "adamw",
+    "train.optimizer": "adamw",
     "train.lr": 0.002,
     "train.warmup": 100,
     "train.schedule": "linear",
@@ -64,18 +64,18 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "decoder": Kind(
             "Causal: characters of Shakespeare, context 256", "loss",
             ("--data", str(train), "--dev", str(dev), "--tokenizer", "characters"),
-            {"train.rows": 8, "train.context": 256, "model.dropout": 0.0},
+            {"train.batch_size": 8, "train.context_length": 256, "model.dropout": 0.0},
         ),
         "encoder": Kind(
             "Encoders: sentiment of sentences (SST-2, without phrases)", "accuracy",
             ("--data", str(results.data("sst2")), "--tokenizer", "words", "--vocab", "8000", "--metric", "accuracy"),
-            {"train.batch": 2048, "model.dropout": 0.3, "train.lr": 0.001},
+            {"train.batch_tokens": 2048, "model.dropout": 0.3, "train.lr": 0.001},
         ),
         "encoder-decoder": Kind(
             "Encoder-decoders: spelling to pronunciation (CMUdict), word error", "sequence_error",
             ("--data", str(g2p.tables(folder / "g2p-data")), "--tokenizer", "characters,pretokenised",
              "--any-reference", "--metric", "sequence_error"),
-            {"train.batch": 1024, "model.dropout": 0.0, "model.tie": "target"},
+            {"train.batch_tokens": 1024, "model.dropout": 0.0, "model.tie": "target"},
         ),
     }  # fmt: skip
 
@@ -97,12 +97,12 @@ def decode_speed(run: Path, kind: str) -> float | None:
     if kind == "encoder" or not loaded.model.stack.streams:
         return None
     if kind == "decoder":
-        texts, way = ["ROMEO:\n"], Way(most=200, seed=1, temperature=1.0)
+        texts, config = ["ROMEO:\n"], DecodeConfig(max_new_tokens=200, seed=1, temperature=1.0)
     else:
-        texts, way = WORDS, Way()
-    loaded.predict(texts[:1], way)
+        texts, config = WORDS, DecodeConfig()
+    loaded.predict(texts[:1], config)
     begun = time.perf_counter()
-    found = loaded.predict(texts, way)
+    found = loaded.predict(texts, config)
     return sum(len(best[0].tokens) for best in found) / (time.perf_counter() - begun)
 
 

@@ -58,7 +58,7 @@ def work(folder: Path, size: int, budget: int, minutes: float) -> None:
     held = Held()
     from regard.train.job import Job, start
 
-    ends = [f"train.minutes={minutes}", f"train.batch={budget}", "train.warmup=200"]
+    ends = [f"train.minutes={minutes}", f"train.batch_tokens={budget}", "train.warmup=200"]
     job = Job(
         "transformer", str(folder / "run"), "tiny", ends, str(folder / "pairs.tsv"), tokenizer="bpe", vocab=size,
         dev="2000",

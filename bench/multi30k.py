@@ -21,26 +21,26 @@ import results
 import runs
 from regard import load
 from regard.metrics import whole
-from regard.run import Way
+from regard.run import DecodeConfig
 
 SETTINGS = {  # their two devices with 4,096 tokens each are one batch of twice as many here
-    "train.batch": 8192,
-    "train.smoothing": 0.1,
+    "train.batch_tokens": 8192,
+    "train.label_smoothing": 0.1,
     "train.lr": 0.005,
     "train.warmup": 2000,
-    "train.clip": 25,
-    "train.evaluate": 56,  # an epoch
+    "train.max_grad_norm": 25,
+    "train.eval_steps": 56,  # an epoch
     "train.average": 10,
     "train.patience": 10,
 }
 QUICK = {  # a good model soon, for those who measure something else
-    "train.batch": 4096,
-    "train.smoothing": 0.1,
-    "train.optimiser": "muon",
+    "train.batch_tokens": 4096,
+    "train.label_smoothing": 0.1,
+    "train.optimizer": "muon",
     "train.lr": 0.004,
     "train.schedule": "linear",
     "train.warmup": 100,
-    "train.clip": 25,
+    "train.max_grad_norm": 25,
     "train.average": 1,
     "model.dropout": 0.1,
 }
@@ -71,7 +71,7 @@ def detokenised(run: Path, year: str, raw: str) -> tuple[float, str]:
     """sacreBLEU against the raw text."""
     sources, references = runs.lines_of(pieces() / f"test.{year}.en.gz"), runs.lines_of(results.data(f"multi30k/{raw}"))
     join = MosesDetokenizer(lang="de").detokenize
-    answers = [join(whole(found[0].text).split()) for found in load(run).predict(sources, Way(beam=5))]
+    answers = [join(whole(found[0].text).split()) for found in load(run).predict(sources, DecodeConfig(beam=5))]
     metric = sacrebleu.BLEU(lowercase=True)
     return metric.corpus_score(answers, [references]).score, str(metric.get_signature())
 

@@ -31,7 +31,14 @@ from regard.decode import Request, greedy
 from regard.metrics import whole
 from train import coded, hugging, numbers, pairs, sentences
 
-SETTINGS = {"optimiser": "muon", "lr": 0.004, "warmup": 100, "steps": 1400, "smoothing": 0.1, "clip": 25.0}
+SETTINGS = {
+    "optimizer": "muon",
+    "lr": 0.004,
+    "warmup": 100,
+    "steps": 1400,
+    "label_smoothing": 0.1,
+    "max_grad_norm": 25.0,
+}
 BATCH = 4096
 DROPOUT = 0.2
 START, END, PAD = 1, 2, 0

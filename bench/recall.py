@@ -99,18 +99,18 @@ def answer(model: Model, asked: Quiz) -> tuple[Tensor, Tensor]:
 def learn(model: Model, given: argparse.Namespace) -> tuple[int, int]:
     """Steps taken and the reach that it learned at, when the time is over."""
     chance = torch.Generator().manual_seed(given.seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.98), weight_decay=0.01)
     steps, reach, recent = 0, 0, []
     end = time.perf_counter() + 60 * given.minutes
     model.train()
     while time.perf_counter() < end:
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = given.lr * min((steps + 1) / 100, 1.0)
         loss, right = answer(model, quiz(given.batch, reach, given.segment, given.facts, chance))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         steps += 1
         recent = [*recent, float(right.float().mean())][-RECENT:]
         if reach < given.reach and len(recent) == RECENT and sum(recent) / RECENT > ENOUGH:

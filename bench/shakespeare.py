@@ -23,16 +23,16 @@ import results
 import runs
 
 SETTINGS = {
-    "train.rows": 12,
-    "train.context": 64,
-    "train.optimiser": "adamw",
+    "train.batch_size": 12,
+    "train.context_length": 64,
+    "train.optimizer": "adamw",
     "train.lr": 0.001,
-    "train.floor": 0.1,
+    "train.min_lr_ratio": 0.1,
     "train.schedule": "cosine",
     "train.warmup": 100,
     "train.beta2": 0.99,
     "train.weight_decay": 0.1,
-    "train.evaluate": 1000,
+    "train.eval_steps": 1000,
 }
 THEIRS = {
     "device": "cpu",

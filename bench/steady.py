@@ -18,7 +18,7 @@ import multi30k
 import results
 import runs
 from regard import load
-from regard.run import Run, Way
+from regard.run import DecodeConfig, Run
 
 COUNTS = (500, 1000, 2000, 4000, 8000)
 
@@ -29,25 +29,25 @@ def resident() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-def growth(run: Run, way: Way, texts: list[str]) -> list[list[str]]:
+def growth(run: Run, config: DecodeConfig, texts: list[str]) -> list[list[str]]:
     """Seconds for more and more sentences, which are those of the test set again and again."""
     rows = []
     for count in COUNTS:
         many = [texts[i % len(texts)] for i in range(count)]
         begun = time.perf_counter()
-        for _ in run.answers(many, way):
+        for _ in run.answers(many, config):
             pass
         seconds = time.perf_counter() - begun
         rows.append([f"{count:,}", f"{seconds:.1f}", f"{1000 * seconds / count:.2f}"])
     return rows
 
 
-def hour(run: Run, way: Way, texts: list[str], minutes: float) -> list[tuple[float, float, float]]:
+def hour(run: Run, config: DecodeConfig, texts: list[str], minutes: float) -> list[tuple[float, float, float]]:
     """Minutes, sentences per second and MiB, after every pass over the texts."""
     begun, seen = time.perf_counter(), []
     while not seen or seen[-1][0] < minutes:
         before = time.perf_counter()
-        answers = run.predict(texts, way)
+        answers = run.predict(texts, config)
         now = time.perf_counter()
         seen.append(((now - begun) / 60, len(answers) / (now - before), resident()))
         if len(seen) % 20 == 0:
@@ -67,10 +67,10 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     multi30k.quick(given.run, given.threads)
     texts = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")
-    run, way = load(given.run), Way(beam=given.beam)
-    run.predict(texts, way)
-    grown = growth(run, way, texts)
-    seen = hour(run, way, texts, given.minutes)
+    run, config = load(given.run), DecodeConfig(beam=given.beam)
+    run.predict(texts, config)
+    grown = growth(run, config, texts)
+    seen = hour(run, config, texts, given.minutes)
     rows = []
     for part in range(6):
         some = [one for one in seen if part <= 6 * one[0] / seen[-1][0] < part + 1 + (part == 5)]

@@ -87,7 +87,15 @@ def main() -> None:
         ours, theirs, fast = str(given.run), str(Path(folder) / "marian"), str(Path(folder) / "ct2")
         made = [
             Contender("regard", "translate.py", "ours", ours, *shared, threads=threads),
-            Contender("regard, stop = likely", "translate.py", "ours", ours, *shared, "stop=likely", threads=threads),
+            Contender(
+                "regard, early stopping heuristic",
+                "translate.py",
+                "ours",
+                ours,
+                *shared,
+                "stop=heuristic",
+                threads=threads,
+            ),
             Contender("regard, int8", "translate.py", "ours", ours, *shared, "int8", threads=threads),
             Contender("regard, shortlist", "translate.py", "ours", ours, *shared, "shortlist", threads=threads),
             Contender("CTranslate2", "translate.py", "ctranslate2", fast, *shared, threads=threads),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from regard.core import UserError
 from regard.data import Lines
 from regard.evaluate import evaluate, gather
-from regard.run import Prediction, Run, Way
+from regard.run import DecodeConfig, Prediction, Run
 from regard.train.job import Job
 
 WORDS = (
@@ -33,8 +33,8 @@ QUICK = {
     "model.encoder.layer.0.mixer.position": "rotary",
     "model.decoder.layer.0.mixer.position": "rotary",
     "model.decoder.layer.0.cross.position": "rotary",
-    "train.batch": 1000,
-    "train.optimiser": "muon",
+    "train.batch_tokens": 1000,
+    "train.optimizer": "muon",
     "train.lr": 0.005,
     "train.warmup": 200,
     "train.schedule": "linear",
@@ -44,12 +44,12 @@ FULL = QUICK | {
     "model.encoder.depth": 4,
     "model.encoder.layer.0.feedforward.hidden": 512,
     "model.decoder.layer.0.feedforward.hidden": 512,
-    "train.batch": 1024,
-    "train.accumulate": 2,  # words of two lengths in a step
+    "train.batch_tokens": 1024,
+    "train.gradient_accumulation": 2,  # words of two lengths in a step
     "train.lr": 0.004,
     "train.warmup": 300,
     "train.weight_decay": 0.05,
-    "train.smoothing": 0.1,
+    "train.label_smoothing": 0.1,
     "train.ema": 0.998,
     "train.average": 1,
 }
@@ -93,7 +93,7 @@ def job(folder: Path, minutes: float, full: bool) -> Job:
 
 
 def judge(run: Run, test: Lines) -> Report:
-    told = evaluate(run, test, list(METRICS), Way(beam=4), any_reference=True)
+    told = evaluate(run, test, list(METRICS), DecodeConfig(beam=4), any_reference=True)
     return Report(told["scores"]["sequence_error"], told["scores"]["token_error"], told["counts"]["answers"])
 
 
@@ -101,7 +101,7 @@ def clearest(run: Run, test: Lines, length: int = 10) -> tuple[str, Prediction]:
     """A long word of the test part that comes out right, with where the decoder looked."""
     words, references = gather(test, True)
     chosen = [(w, r) for w, r in zip(words, references, strict=True) if len(w) == length and "'" not in w][:40]
-    answers = run.predict([word for word, _ in chosen], Way(beam=4), align=True)
+    answers = run.predict([word for word, _ in chosen], DecodeConfig(beam=4), attention=True)
     right = [(w, a[0]) for (w, r), a in zip(chosen, answers, strict=True) if a[0].text in r]
     if not right:
         return chosen[0][0], answers[0][0]

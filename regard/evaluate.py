@@ -23,7 +23,7 @@ from regard.data import KINDS
 from regard.data.batches import Batch, Batches, Bucketed, once
 from regard.data.columns import listed
 from regard.data.streams import in_order
-from regard.run import Run, Way
+from regard.run import DecodeConfig, Run
 from regard.train.dev import FORCED, windows
 from regard.train.learner import Objective
 from regard.train.objectives.next_token import NextToken
@@ -49,7 +49,7 @@ def evaluate(
     run: Run | Reader | NodeLabeller,
     lines: Iterable[Row],
     metrics: Sequence[str] | None = ("loss", "perplexity"),
-    way: Way | None = None,
+    config: DecodeConfig | None = None,
     any_reference: bool = False,
     tick: Tick = lambda done: None,
     tokenize: str | None = None,
@@ -60,7 +60,7 @@ def evaluate(
 
     lines:         pairs of source and target, or texts (each a tuple of one); of a graph, some of its nodes.
     metrics:       None: the run's own, without those that mean nothing on this data; notes say which and why.
-    way:           how answers are found; None: as the run's recipe says.
+    config:        how answers are found; None: as the run's recipe says.
     any_reference: where a source stands on several lines, it is answered once and each of its targets is right.
     tick:          called with a number of examples that are done, first for the loss, then for the answers.
     tokenize, lowercase: as in `metrics.measure`.
@@ -107,14 +107,14 @@ def evaluate(
     if answered:
         begun = time.perf_counter()
         sources, references = gather(rows, any_reference)
-        answers = [found[0] for found in run.answers(sources, way, tick=tick)]
+        answers = [found[0] for found in run.answers(sources, config, tick=tick)]
         told["seconds"]["answers"] = time.perf_counter() - begun
         scores = measures.measure(answered, [one.text for one in answers], references, tokenize, lowercase)
         told["scores"] |= {score.name: score.value for score in scores}
         told["signatures"] = {score.name: score.signature for score in scores if score.signature}
         told["counts"] |= {"answers": len(answers), "references": sum(map(len, references))}
         told["counts"] |= {"cut": sum(one.cut for one in answers), "not_ended": sum(not one.ended for one in answers)}
-        told["way"] = asdict(way or run.way)
+        told["config"] = asdict(config or run.config)
     return told
 
 

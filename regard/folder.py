@@ -17,7 +17,7 @@ from regard.core.paths import check_run_folder
 from regard.core.recipe import must_match
 from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
-from regard.decode import Several
+from regard.decode import Ensemble
 from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint
@@ -88,7 +88,7 @@ def _together(runs: Sequence[Any]) -> Run:
                 "answer together: train them with the same tokenizer.json"
             )
     notes = "; ".join(f"{short(run.folder)}: {run.note}" for run in runs if run.note)
-    model: Any = Several([run.model for run in runs])
+    model: Any = Ensemble([run.model for run in runs])
     return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
 
 

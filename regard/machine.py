@@ -80,7 +80,7 @@ class Fork:
 
     def check(self) -> None:
         """Called whenever its answer was waited for in vain for LOOK_EVERY seconds. Long work is fine as long as it is
-        work: what counts is the time without any processor time of the helper. It is counted in looks, so that the time
+        work: what counts is the time without any CPU time of the helper. It is counted in looks, so that the time
         in which this process was stopped as well does not count."""
         used = _processor_time(self.process.pid)
         self._silent = self._silent + LOOK_EVERY if used is not None and used == self._used else 0.0

@@ -24,7 +24,7 @@ from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Stac
 from regard.core.mixer import state_bytes
 from regard.core.parts import name_of
 from regard.train.objectives.next_token import of_tokens
-from regard.train.optimiser import Optimiser
+from regard.train.optimizer import Optimizer
 from regard.train.settings import Settings
 
 ROUNDS = 5  # steps that are timed, and not watched
@@ -55,21 +55,21 @@ class Step:
 
 
 def training(model: Model | Towers, rows: int, length: int, settings: Settings | None = None) -> Step:
-    """A step on random input: forward, backward and the optimiser. Heads over a vocabulary are asked for random tokens;
+    """A step on random input: forward, backward and the optimizer. Heads over a vocabulary are asked for random tokens;
     of others, all that they say is squared."""
     model.train()
     settings = settings or Settings()
-    optimiser = Optimiser(model, settings)
+    optimizer = Optimizer(model, settings)
     labels = Labels(model)
     batch = _draw(model, rows, length)
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         with labels.named("loss"):
             loss = _loss(model, batch)
         loss.backward()
-        with labels.named(f"optimiser {settings.optimiser}"):
-            optimiser.step(settings.lr, float(optimiser.norm()))
+        with labels.named(f"optimizer {settings.optimizer}"):
+            optimizer.step(settings.lr, float(optimizer.norm()))
 
     taken = _times(step)
     found = _by_part(_watched(labels, step))
@@ -79,9 +79,9 @@ def training(model: Model | Towers, rows: int, length: int, settings: Settings |
         found.setdefault(part, Row(part)).kept = size
     del loss
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    learning = sum(p.numel() * p.element_size() for p in optimiser.parameters)
-    states = sum(t.numel() * t.element_size() for t in optimiser.state().values())
-    memory = {"weights": size, "gradients": learning, "optimiser": states, "kept": sum(kept.values())}
+    learning = sum(p.numel() * p.element_size() for p in optimizer.parameters)
+    states = sum(t.numel() * t.element_size() for t in optimizer.state().values())
+    memory = {"weights": size, "gradients": learning, "optimizer": states, "kept": sum(kept.values())}
     return Step(taken, rows * length, _scaled(found, taken), memory)
 
 

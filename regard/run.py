@@ -21,16 +21,16 @@ from regard.core import Model, UserError, select
 from regard.core.memory import machine_memory, must_fit
 from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Hypothesis, Request, Way, search, stream
+from regard.decode import DecodeConfig, Hypothesis, Request, search, stream
 from regard.decode.align import looks
+from regard.decode.config import SAMPLED, sampling
 from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
-from regard.decode.way import SAMPLED, knobs
 from regard.decode.workers import at_once
 from regard.machine import forks, keep_memory
 from regard.metrics import BITS
 
-__all__ = ["Alignment", "Prediction", "Run", "Way"]
+__all__ = ["Alignment", "DecodeConfig", "Prediction", "Run"]
 
 AHEAD = 4096  # texts that are sorted by length together
 ALONE = 64  # rows, beams counted, that are enough for a thread of their own
@@ -79,8 +79,11 @@ class Run:
     """
 
     takes = "texts"
-    options = ("beam", "penalty", "stop", "best", "temperature", "top_k", "top_p", "min_p", "repetition", "seed",
-               "most", "cut", "guess", "align", "stream", "draft", "shortlist")  # fmt: skip
+    options = (
+        "beam", "length_penalty", "early_stopping", "num_return", "temperature", "top_k", "top_p", "min_p",
+        "repetition_penalty", "seed", "max_new_tokens", "truncate", "speculate", "attention", "stream", "draft_model",
+        "shortlist",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -98,12 +101,12 @@ class Run:
         self._draft: Run | None = None
 
     @property
-    def draft(self) -> Run | None:
-        """A smaller run over the same tokens that guesses what this one will say, where `Way.guess` asks for it."""
+    def draft_model(self) -> Run | None:
+        """A smaller run over the same tokens that drafts tokens where `DecodeConfig.speculate` asks for it."""
         return self._draft
 
-    @draft.setter
-    def draft(self, run: Run | str | Path | None) -> None:
+    @draft_model.setter
+    def draft_model(self, run: Run | str | Path | None) -> None:
         if isinstance(run, str | Path):
             from regard.folder import load
 
@@ -120,11 +123,11 @@ class Run:
         return self.model.kind == "encoder-decoder"
 
     @cached_property
-    def way(self) -> Way:
+    def config(self) -> DecodeConfig:
         """How its recipe says to decode. Where that is silent: beam search for pairs; a language model samples, since
         greedy texts soon repeat themselves; one from elsewhere is greedy, as its generation_config.json says."""
-        usual = Way(beam=4) if self.pairs else Way() if self.foreign else SAMPLED
-        return Way.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
+        usual = DecodeConfig(beam=4) if self.pairs else DecodeConfig() if self.foreign else SAMPLED
+        return DecodeConfig.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
 
     @cached_property
     def _reach(self) -> int | None:
@@ -161,54 +164,58 @@ class Run:
         """What tells how good it is."""
         return ["loss", "perplexity", *(("bleu", "chrf", "exact", "token_error") if self.pairs else BITS)]
 
-    def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
+    def predict(
+        self, texts: Iterable[str], config: DecodeConfig | None = None, attention: bool = False
+    ) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
-        return list(self.answers(texts, way, align, ahead=sys.maxsize))
+        return list(self.answers(texts, config, attention, ahead=sys.maxsize))
 
     def answers(
         self,
         texts: Iterable[str],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one, reading so many texts ahead: those of about equal length are worked on together.
         `tick` is called with the number of texts that a batch has done."""
-        way = self.way if way is None else way
+        config = self.config if config is None else config
         if isinstance(texts, str):
             raise UserError("texts come in a list: for a single one, say [text]")
-        if align and not self.pairs:
+        if attention and not self.pairs:
             raise UserError("a language model has no source, so there is no alignment with it")
         keep_memory()
         source, begun = iter(texts), 0
         while some := list(islice(source, ahead)):
-            coded = self.code(some, way, begun)
+            coded = self.code(some, config, begun)
             found: list[list[Prediction]] = [[]] * len(some)
 
             def work(rows: list[int], coded: list[Coded] = coded) -> list[list[Prediction]]:
-                return self._answer([coded[row] for row in rows], way, align)
+                return self._answer([coded[row] for row in rows], config, attention)
 
-            workers = 1 if align else self._workers(len(some) * way.beam)  # to see where it looks, one watches it
-            for rows, told in at_once(self._batches(coded, way, workers), work, workers, forks(self.device)):
+            workers = (
+                1 if attention else self._workers(len(some) * config.beam)
+            )  # to see where it looks, one watches it
+            for rows, told in at_once(self._batches(coded, config, workers), work, workers, forks(self.device)):
                 for row, answers in zip(rows, told, strict=True):
                     found[row] = answers
                 tick(len(rows))
             yield from found
             begun += len(some)
 
-    def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
+    def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one text, piece by piece as it comes; together they are what `predict` gives. Beam search knows
         its answer only at the end, and so do guesses and shortlists."""
-        way = self.way if way is None else way
-        if way.beam > 1 or way.guess or way.shortlist:
-            if whole := self.predict([text], way)[0][0].text:
+        config = self.config if config is None else config
+        if config.beam > 1 or config.speculate or config.shortlist:
+            if whole := self.predict([text], config)[0][0].text:
                 yield whole
             return
-        coded = self.code([text], way)
+        coded = self.code([text], config)
         ids: list[int] = []
         told = ""
-        for new in stream(self.model, self.request(coded, way), *knobs(way), self._seeds(coded, way)):
+        for new in stream(self.model, self.request(coded, config), *sampling(config), self._seeds(coded, config)):
             if int(new.tokens) == self.target.end:
                 break
             ids.append(int(new.tokens))
@@ -225,31 +232,31 @@ class Run:
 
         return Embedder.of(self).embed(texts, pool, unit)
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> list[Coded]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[Coded]:
         """Texts as tokens, none longer than the model takes. `begun`: how many lines came before these."""
         known = self.model.source_limit if self.pairs else self._reach
         rows = self.source.frame(texts) if self.pairs else self.source.encode(texts)
         marks = len(self.source.frame([""])[0]) if self.pairs else 0
-        limit = (way.longest or LONGEST) + marks
+        limit = (config.max_source_tokens or LONGEST) + marks
         if known is not None:
             limit = min(limit, known - (0 if self.pairs else len(self.opening)))
         coded = []
         for number, ids in enumerate(rows, begun + 1):
             if len(ids) <= limit:
                 coded.append(Coded(ids))
-            elif not way.cut:
+            elif not config.truncate:
                 raise UserError(
                     f"line {number} has {len(ids) - marks:,} tokens, and at most {limit - marks:,} can be taken: "
-                    "shorten it, or let it be cut (--cut, or decode.cut in its recipe)"
+                    "shorten it, or let it be cut (--truncate, or decode.truncate in its recipe)"
                 )
             elif self.pairs:
                 coded.append(Coded([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
             else:
-                keep = max(limit - (way.most or MOST), limit // 2)  # room to go on
+                keep = max(limit - (config.max_new_tokens or MOST), limit // 2)  # room to go on
                 coded.append(Coded(ids[len(ids) - keep :], cut=True))
         return coded
 
-    def request(self, coded: list[Coded], way: Way) -> Request:
+    def request(self, coded: list[Coded], config: DecodeConfig) -> Request:
         """A batch of inputs as a decoder wants it."""
         if self.pairs:
             tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
@@ -260,16 +267,16 @@ class Run:
             rows = [[*self.opening, *one.ids] or [self.before] for one in coded]
             prefix, prefix_valid = self._padded(rows, self.target.pad)
             memory = None
-        most = torch.tensor([self._most(one, way) for one in coded], device=self.device)
+        most = torch.tensor([self._most(one, config) for one in coded], device=self.device)
         rules = [as_one(self.target.end, self.target.ends)] if self.target.ends else []
         rule = together([*rules, *([never(self.target.never)] if self.target.never else [])])
         ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
         return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
 
-    def _most(self, one: Coded, way: Way) -> int:
+    def _most(self, one: Coded, config: DecodeConfig) -> int:
         """New tokens, no further than the positions reach; the last one is never read."""
         before = max(len(self.opening) + (0 if self.pairs else len(one.ids)), 1)
-        wanted = way.most or (2 * len(one.ids) + 20 if self.pairs else MOST)
+        wanted = config.max_new_tokens or (2 * len(one.ids) + 20 if self.pairs else MOST)
         return wanted if self._reach is None else min(wanted, self._reach - before + 1)
 
     def _padded(self, rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor | None]:
@@ -281,56 +288,60 @@ class Run:
         most = torch.get_num_threads() if self.device.type == "cpu" else 1
         return max(min(most, rows // ALONE), 1)
 
-    def _batches(self, coded: list[Coded], way: Way, workers: int) -> list[list[int]]:
+    def _batches(self, coded: list[Coded], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Which inputs go together: of about equal length, as many as there is room for, the longest first."""
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
-        batches = self._cut(coded, order, way, workers, len(coded))
+        batches = self._cut(coded, order, config, workers, len(coded))
         if len(batches) % workers:  # so that nobody is idle at the end
             turns = -(-len(batches) // workers)
-            batches = self._cut(coded, order, way, workers, -(-len(coded) // (turns * workers)))
+            batches = self._cut(coded, order, config, workers, -(-len(coded) // (turns * workers)))
         return batches
 
-    def _cut(self, coded: list[Coded], order: list[int], way: Way, workers: int, most: int) -> list[list[int]]:
+    def _cut(
+        self, coded: list[Coded], order: list[int], config: DecodeConfig, workers: int, most: int
+    ) -> list[list[int]]:
         """In this order, no more than `most` together."""
         batches: list[list[int]] = []
         room = 0  # of the last batch, in inputs
         for i in order:
             if not room:
                 batches.append([])
-                room = min(self._room(len(coded[i].ids) + self._most(coded[i], way), way, workers), most)
+                room = min(self._room(len(coded[i].ids) + self._most(coded[i], config), config, workers), most)
             batches[-1].append(i)
             room -= 1
         return batches
 
-    def _room(self, positions: int, way: Way, workers: int) -> int:
+    def _room(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Inputs of such a length that go together. One that no memory could hold is refused."""
         state = self.model.cost(1, positions - 1).state
-        alone = way.beam * (state + SCORES * self.model.vocab)
+        alone = config.beam * (state + SCORES * self.model.vocab)
         if self.device.type == "cpu":
-            must_fit(f"an answer of {positions:,} positions with a beam of {way.beam:,}", alone)
-        if way.tokens:
-            return max(min(way.tokens // (way.beam * positions), machine_memory() // (2 * workers * alone)), 1)
-        return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // way.beam, 1)
+            must_fit(f"an answer of {positions:,} positions with a beam of {config.beam:,}", alone)
+        if config.max_batch_tokens:
+            return max(
+                min(config.max_batch_tokens // (config.beam * positions), machine_memory() // (2 * workers * alone)), 1
+            )
+        return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // config.beam, 1)
 
-    def _answer(self, coded: list[Coded], way: Way, align: bool) -> list[list[Prediction]]:
-        request = self.request(coded, way)
-        guesses = None if self.draft is None else self.draft.model
-        if way.shortlist:
-            found = self._search_few(coded, request, way)
+    def _answer(self, coded: list[Coded], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
+        request = self.request(coded, config)
+        guesses = None if self.draft_model is None else self.draft_model.model
+        if config.shortlist:
+            found = self._search_few(coded, request, config)
         else:
-            found = search(self.model, request, way, self._seeds(coded, way), guesses)
-        looked = iter(self._alignments(coded, request, found) if align else ())
+            found = search(self.model, request, config, self._seeds(coded, config), guesses)
+        looked = iter(self._alignments(coded, request, found) if attention else ())
         return [
             [self._prediction(one, answer, next(looked, None)) for answer in answers]
             for one, answers in zip(coded, found, strict=True)
         ]
 
-    def _search_few(self, coded: list[Coded], request: Request, way: Way) -> list[list[Hypothesis]]:
+    def _search_few(self, coded: list[Coded], request: Request, config: DecodeConfig) -> list[list[Hypothesis]]:
         """Among the tokens that go with those of the sources."""
         ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
         always = torch.tensor([*self.opening, self.target.end], device=self.device)
         few = Fewer(self.model, torch.cat((self.shortlist.among(ids), always)).unique())
-        return few.told(search(few, few.asked(request), way, self._seeds(coded, way)))
+        return few.told(search(few, few.asked(request), config, self._seeds(coded, config)))
 
     @cached_property
     def shortlist(self) -> Shortlist:
@@ -351,9 +362,9 @@ class Run:
         before, whole = self.target.decode(one.ids), self.target.decode([*one.ids, *ids])
         return whole[len(before) :] if whole.startswith(before) else self.target.decode(ids)
 
-    def _seeds(self, coded: list[Coded], way: Way) -> list[list[int]] | None:
+    def _seeds(self, coded: list[Coded], config: DecodeConfig) -> list[list[int]] | None:
         """So that a text's answer does not depend on the texts beside it."""
-        return None if way.seed is None else [[way.seed, *one.ids] for one in coded]
+        return None if config.seed is None else [[config.seed, *one.ids] for one in coded]
 
     def _alignments(self, coded: list[Coded], request: Request, found: list[list[Hypothesis]]) -> Iterator[Alignment]:
         """Of all answers, in their order."""

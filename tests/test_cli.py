@@ -288,7 +288,7 @@ def test_interrupted(capsys, monkeypatch):
 
 
 def test_no_more_memory(capsys, monkeypatch):
-    """As torch itself says it, on a processor."""
+    """As torch itself says it, on a CPU."""
     monkeypatch.setattr(recipe, "names", lambda: torch.empty(1 << 50))
     assert main(["systems"]) == 2
     assert capsys.readouterr().err.startswith("regard: there is not enough memory")

@@ -150,7 +150,7 @@ def test_stars_are_labels(tmp_path):
 def test_a_tab_in_the_first_line_makes_no_table(tmp_path, capsys):
     data = tmp_path / "story.txt"
     data.write_text("The Story\tby Nobody\n\n" + "".join(f"{text}.\n" for text in TEXTS))
-    assert train(data, tmp_path, "--set", "train.context=16", "--set", "model.width=16") == 0
+    assert train(data, tmp_path, "--set", "train.context_length=16", "--set", "model.width=16") == 0
     assert "a running text" in " ".join(capsys.readouterr().out.split())
     assert job(tmp_path)["recipe"] == "rwkv4"
 

@@ -7,7 +7,13 @@ from safetensors.torch import load_file
 
 from regard.cli import main
 
-SMALL = ["model.width=12", "model.heads=2", "model.depth=2", "model.layer.0.feedforward.hidden=16", "train.batch=256"]
+SMALL = [
+    "model.width=12",
+    "model.heads=2",
+    "model.depth=2",
+    "model.layer.0.feedforward.hidden=16",
+    "train.batch_tokens=256",
+]
 WORDS = ("an", "apple", "bee", "cat", "dog", "egg", "fig", "goat", "hen", "ice")
 
 
@@ -50,7 +56,7 @@ def test_classify_with_small_maps(place, tmp_path, capsys):
     texts.write_text("an egg\ndog\n")
     told = []
     for folder in (run, plain):
-        assert main(["predict", str(folder), str(texts), "--json", "--best", "2"]) == 0
+        assert main(["predict", str(folder), str(texts), "--json", "--num-return", "2"]) == 0
         told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
         assert main(["evaluate", str(folder), "--part", "dev", "--metric", "accuracy", "--json"]) == 0
         assert set(said(capsys)["scores"]) == {"accuracy"}
@@ -106,7 +112,7 @@ def test_others_weights_come_in_learn_and_go_back(place, tmp_path, capsys):
     """With small maps that are merged before; what goes out is what came in, but for what has learned."""
     text = tmp_path / "text.txt"
     text.write_text("an apple a bee and a cat\n" * 30)
-    sets = [word for one in (*SMALL[:3], "train.context=12") for word in ("--set", one)]
+    sets = [word for one in (*SMALL[:3], "train.context_length=12") for word in ("--set", one)]
     given = ["--data", str(text), "--tokenizer", "characters", "--dev", "0.1", "--test", "0", "--steps", "2"]
     folders = {name: str(tmp_path / name) for name in ("here", "theirs", "in", "fine", "plain", "back")}
     assert main(["train", "gpt2", "--size", "tiny", *given, *sets, "--out", folders["here"]]) == 0
@@ -125,7 +131,7 @@ def test_others_weights_come_in_learn_and_go_back(place, tmp_path, capsys):
     changed = {name for name in one if not one[name].equal(two[name])}
     assert changed == {f"transformer.h.{i}.attn.c_attn.weight" for i in range(2)}
     assert (tmp_path / "back" / "note.txt").read_text() == "by somebody"
-    assert main(["predict", folders["plain"], str(text), "--most", "2"]) == 0
+    assert main(["predict", folders["plain"], str(text), "--max-new-tokens", "2"]) == 0
 
 
 WRONG = [

@@ -14,7 +14,7 @@ import regard
 from regard.cli import main
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.machine import Fork
 
 TEXTS = ["the cat sat on the mat", "a dog", "on the mat sat a dog and a cat", "cat"]
@@ -65,15 +65,18 @@ def test_lines_of_several_files_and_of_standard_input(writer, tmp_path, capsys, 
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("the cat\na dog\n")
     two.write_text("cat\r\n")
-    assert main(["predict", writer, str(one), str(two), "--most", "3"]) == 0
+    assert main(["predict", writer, str(one), str(two), "--max-new-tokens", "3"]) == 0
     found = lines(capsys)
     run = regard.load(writer)
-    assert found == [a[0].text for a in run.predict(["the cat", "a dog", "cat"], Way.read({"most": 3}, run.way))]
+    assert found == [
+        a[0].text
+        for a in run.predict(["the cat", "a dog", "cat"], DecodeConfig.read({"max_new_tokens": 3}, run.config))
+    ]
     asked(monkeypatch, "the cat\na dog\ncat\n")
-    assert main(["predict", writer, "--most", "3"]) == 0
+    assert main(["predict", writer, "--max-new-tokens", "3"]) == 0
     assert lines(capsys) == found
     asked(monkeypatch, "a dog\n")
-    assert main(["predict", writer, str(one), "-", "--most", "3"]) == 0
+    assert main(["predict", writer, str(one), "-", "--max-new-tokens", "3"]) == 0
     assert lines(capsys) == [*found[:2], found[1]]
 
 
@@ -82,7 +85,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
     """With three, three processes answer; the answers are the same."""
     path = tmp_path / "texts"
     path.write_text("\n".join(TEXTS * 20))
-    given = ["predict", writer, str(path), "--most", "5"]
+    given = ["predict", writer, str(path), "--max-new-tokens", "5"]
     before = torch.get_num_threads()
     assert main(given) == 0
     usual = lines(capsys)
@@ -119,12 +122,12 @@ def test_bad_files(writer, tmp_path, capsys):
 def test_masks_are_filled(filler, tmp_path, capsys):
     path = tmp_path / "masks.txt"
     path.write_text("the [MASK] sat\n<mask> dog and [MASK]\n")
-    assert main(["predict", filler, str(path), "--best", "3"]) == 0
+    assert main(["predict", filler, str(path), "--num-return", "3"]) == 0
     found = lines(capsys)
     run = regard.load(filler)
-    answers = run.predict(["the [MASK] sat", "[MASK] dog and [MASK]"], Way(beam=3, best=3))
+    answers = run.predict(["the [MASK] sat", "[MASK] dog and [MASK]"], DecodeConfig(beam=3, num_return=3))
     assert found == [one.text for three in answers for one in three]
-    assert main(["predict", filler, str(path), "--best", "3", "--json"]) == 0
+    assert main(["predict", filler, str(path), "--num-return", "3", "--json"]) == 0
     told = [json.loads(line) for line in lines(capsys)]
     assert [len(three) for three in told] == [3, 3]
     assert told[1][0]["tokens"] == answers[1][0].tokens
@@ -152,20 +155,24 @@ def test_any_encoder_embeds(filler, writer, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("which", "given", "told"),
     [
-        ("filler", ["--temperature", "0.5"], "nothing to do with --temperature; its options: --best, --cut"),
+        ("filler", ["--temperature", "0.5"], "nothing to do with --temperature; its options: --num-return, --truncate"),
         ("filler", ["--top-k", "3"], "nothing to do with --top-k"),
         ("writer", ["--language", "en"], "nothing to do with --language"),
         ("writer", ["--task", "translate"], "nothing to do with --task"),
         ("writer", ["--timestamps"], "nothing to do with --timestamps"),
         ("writer", ["--text", "a cat"], "nothing to do with --text"),
         ("filler", ["--stream"], "nothing to do with --stream"),
-        ("writer", ["--align", "--json"], "has no source"),
-        ("writer", ["--align"], "say --json as well"),
+        ("writer", ["--attention", "--json"], "has no source"),
+        ("writer", ["--attention"], "say --json as well"),
         ("writer", ["--stream", "--json"], "leave out --stream"),
-        ("writer", ["--stream", "--guess", "2"], "leave one of them out"),
+        ("writer", ["--stream", "--speculate", "2"], "leave one of them out"),
         ("writer", ["--pool", "mean"], "come of an encoder"),
         ("writer", ["--similarity"], "come of an encoder"),
-        ("filler", ["--similarity", "--temperature", "1"], "its options: --cut, --pool, --unit, --similarity, --out"),
+        (
+            "filler",
+            ["--similarity", "--temperature", "1"],
+            "its options: --truncate, --pool, --normalize, --similarity, --out",
+        ),
     ],
 )
 def test_options_that_mean_nothing(which, given, told, tmp_path, capsys, request):
@@ -182,7 +189,7 @@ def test_options_that_mean_nothing(which, given, told, tmp_path, capsys, request
 
 def test_a_single_prompt_is_streamed_to_a_terminal(writer, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, way: seen.append(text) or iter(["!"]))
+    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: seen.append(text) or iter(["!"]))
     path = tmp_path / "prompts.txt"
     for text, wanted in (("the cat\n", ["the cat"]), ("the cat\na dog\n", []), ("", [])):
         path.write_text(text)
@@ -191,12 +198,12 @@ def test_a_single_prompt_is_streamed_to_a_terminal(writer, tmp_path, monkeypatch
             (["--no-stream"], False),
             (["--json"], False),
             (["--beam", "2"], False),
-            (["--guess", "2"], False),
+            (["--speculate", "2"], False),
         ):
             seen.clear()
             out = Terminal()
             monkeypatch.setattr(sys, "stdout", out)
-            assert main(["predict", writer, str(path), "--most", "2", *more]) == 0
+            assert main(["predict", writer, str(path), "--max-new-tokens", "2", *more]) == 0
             assert seen == (wanted if streams else [])
             assert len(out.getvalue().splitlines()) == len(text.splitlines())
 
@@ -207,7 +214,7 @@ def test_prompts_that_are_typed_are_streamed_one_by_one(writer, monkeypatch):
             return True
 
     out, told = Terminal(), []
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, way: told.append(text) or iter(["a", "b"]))
+    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: told.append(text) or iter(["a", "b"]))
     monkeypatch.setattr(sys, "stdin", Typed(io.BytesIO(b"the cat\na dog\n")))
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["predict", writer]) == 0
@@ -216,10 +223,10 @@ def test_prompts_that_are_typed_are_streamed_one_by_one(writer, monkeypatch):
 
 
 def test_nothing_is_streamed_into_a_file(writer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, way: pytest.fail("streamed"))
+    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: pytest.fail("streamed"))
     path = tmp_path / "prompt.txt"
     path.write_text("the cat\n")
-    assert main(["predict", writer, str(path), "--most", "2"]) == 0
+    assert main(["predict", writer, str(path), "--max-new-tokens", "2"]) == 0
     assert len(lines(capsys)) == 1
 
 
@@ -236,14 +243,17 @@ class Seen(NamedTuple):
 class Face:
     """What answers with a model of pictures, as far as the command line looks."""
 
-    takes, options, pairs, note, way = "images", ("best", "text"), True, "", Way()
+    takes, options, pairs, note, config = "images", ("best", "text"), True, "", DecodeConfig()
 
     def read(self, files):
         return (Path(file).read_text() for file in files)
 
-    def answers(self, inputs, way):
+    def answers(self, inputs, config):
         for one in inputs:
-            yield [Seen(f"{one} {name}", 0.5, [Seen("in", 1.0, [])], math.log(0.5)) for name in self.text[: way.best]]
+            yield [
+                Seen(f"{one} {name}", 0.5, [Seen("in", 1.0, [])], math.log(0.5))
+                for name in self.text[: config.num_return]
+            ]
 
 
 @pytest.fixture
@@ -258,7 +268,7 @@ def pictures(tmp_path, monkeypatch):
 def test_files_are_inputs_by_themselves(pictures, capsys):
     assert main(["predict", "run", pictures[0], "--text", "cat", "--text", "dog"]) == 0
     assert lines(capsys) == ["a cat\t0.500"]
-    assert main(["predict", "run", *pictures, "--text", "cat", "--text", "dog", "--best", "2"]) == 0
+    assert main(["predict", "run", *pictures, "--text", "cat", "--text", "dog", "--num-return", "2"]) == 0
     assert lines(capsys) == [f"{file}\t{stem} {name}\t0.500" for file, stem in zip(pictures, "ab", strict=True)
                              for name in ("cat", "dog")]  # fmt: skip
     assert main(["predict", "run", *pictures, "--text", "cat", "--json"]) == 0

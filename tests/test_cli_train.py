@@ -24,7 +24,16 @@ def pairs(tmp_path_factory):
     return path
 
 
-SMALL = ["--set", "model.width=16", "--set", "model.heads=2", "--set", "model.depth=1", "--set", "train.batch=256"]
+SMALL = [
+    "--set",
+    "model.width=16",
+    "--set",
+    "model.heads=2",
+    "--set",
+    "model.depth=1",
+    "--set",
+    "train.batch_tokens=256",
+]
 
 
 def train(pairs, out, *more):
@@ -43,7 +52,7 @@ def test_train_predict_evaluate_resume(pairs, tmp_path, capsys, monkeypatch):
 
     asked = tmp_path / "asked.txt"
     asked.write_text("one two\n\nthree\n")
-    assert main(["predict", str(out), str(asked), "--json", "--best", "2", "--beam", "3", "--align"]) == 0
+    assert main(["predict", str(out), str(asked), "--json", "--num-return", "2", "--beam", "3", "--attention"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(answers) for answers in lines] == [2, 2, 2]
     weights = lines[0][0]["alignment"]["weights"]
@@ -148,7 +157,16 @@ def test_a_language_model_is_measured_on_the_last_part_of_its_text(tmp_path, cap
     (tmp_path / "text.txt").write_text(text)
     out = tmp_path / "run"
     small = [word for one in ("width=8", "heads=2", "depth=1") for word in ("--set", f"model.{one}")]
-    given = ["--data", str(tmp_path / "text.txt"), "--steps", "2", "--set", "train.context=16", "--out", str(out)]
+    given = [
+        "--data",
+        str(tmp_path / "text.txt"),
+        "--steps",
+        "2",
+        "--set",
+        "train.context_length=16",
+        "--out",
+        str(out),
+    ]
     assert main(["train", "transformer-decoder", "--size", "tiny", *small, *given, "--json"]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(out), "--json"]) == 0
@@ -164,7 +182,16 @@ def test_bits_per_character_are_left_out_where_words_are_unknown(tmp_path, capsy
     (tmp_path / "text.txt").write_text(text)
     out = tmp_path / "run"
     small = [word for one in ("width=8", "heads=2", "depth=1") for word in ("--set", f"model.{one}")]
-    given = ["--data", str(tmp_path / "text.txt"), "--steps", "2", "--set", "train.context=16", "--out", str(out)]
+    given = [
+        "--data",
+        str(tmp_path / "text.txt"),
+        "--steps",
+        "2",
+        "--set",
+        "train.context_length=16",
+        "--out",
+        str(out),
+    ]
     words = ["--tokenizer", "words", "--vocab", "10"]
     assert main(["train", "transformer-decoder", "--size", "tiny", *small, *given, *words, "--json"]) == 0
     capsys.readouterr()
@@ -179,14 +206,14 @@ def test_bits_per_character_are_left_out_where_words_are_unknown(tmp_path, capsy
 
 FLAGS = {
     "--lr": ("0.02", "lr", 0.02),
-    "--batch-tokens": ("512", "batch", 512),
-    "--batch-size": ("7", "rows", 7),
-    "--optimizer": ("muon", "optimiser", "muon"),
+    "--batch-tokens": ("512", "batch_tokens", 512),
+    "--batch-size": ("7", "batch_size", 7),
+    "--optimizer": ("muon", "optimizer", "muon"),
     "--warmup": ("3", "warmup", 3),
-    "--label-smoothing": ("0.2", "smoothing", 0.2),
+    "--label-smoothing": ("0.2", "label_smoothing", 0.2),
     "--schedule": ("linear", "schedule", "linear"),
     "--weight-decay": ("0.03", "weight_decay", 0.03),
-    "--eval-steps": ("2", "evaluate", 2),
+    "--eval-steps": ("2", "eval_steps", 2),
     "--patience": ("9", "patience", 9),
 }
 

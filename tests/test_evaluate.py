@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.data import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.evaluate import evaluate, gather
 from regard.run import Run
 
@@ -48,14 +48,14 @@ def test_loss_of_pairs(run):
     assert told["scores"]["loss"] == pytest.approx(sum(each) / len(each))
     assert told["scores"]["perplexity"] == pytest.approx(math.exp(sum(each) / len(each)))
     assert told["counts"] == {"examples": 5, "tokens": len(each), "left_out": 0}
-    assert "way" not in told
+    assert "config" not in told
 
 
 @pytest.mark.parametrize("documents", [True, False])
 def test_loss_of_a_text(documents):
     """Every token is asked for once, in windows of the context, which overlap by half."""
     letters = Tokenizer.train("characters", [text for (text,) in TEXT])
-    run = make("transformer-decoder", letters, "train.context=7", documents=documents)
+    run = make("transformer-decoder", letters, "train.context_length=7", documents=documents)
     told = evaluate(run, TEXT, ["perplexity", "loss"])
     mark = [letters.end] if documents else []
     stream = [i for (text,) in TEXT for i in (*letters.encode([text])[0], *mark)]
@@ -75,7 +75,7 @@ def test_bits_per_character(kind):
     """The whole negative log-likelihood, in bits, over the characters of the raw text, however it is tokenized."""
     rows = [("Über 我 and more\n",), ("\n",), ("naïve café\n",)]
     tokens = Tokenizer.train(kind, [text for (text,) in rows], None if kind != "bpe" else 300)
-    run = make("transformer-decoder", tokens, "train.context=7", documents=False)
+    run = make("transformer-decoder", tokens, "train.context_length=7", documents=False)
     told = evaluate(run, rows, run.metrics)
     text = "".join(text for (text,) in rows)
     bits = told["scores"]["loss"] * told["counts"]["tokens"] / math.log(2)
@@ -118,15 +118,15 @@ def test_bits_per_character_where_the_end_mark_is_the_line_end(words):
 
 def test_answers_are_compared(run):
     names = ["bleu", "chrf", "ter", "exact", "token_error", "sequence_error", "loss"]
-    way = Way(beam=2, most=6)
-    told = evaluate(run, ROWS, names, way)
-    answers = [found[0].text for found in run.predict([source for source, _ in ROWS], way)]
+    config = DecodeConfig(beam=2, max_new_tokens=6)
+    told = evaluate(run, ROWS, names, config)
+    answers = [found[0].text for found in run.predict([source for source, _ in ROWS], config)]
     right = sum(answer == target for answer, (_, target) in zip(answers, ROWS, strict=True))
     assert set(told["scores"]) == set(names)
     assert told["scores"]["exact"] == pytest.approx(100 * right / 5)
     assert set(told["signatures"]) == {"bleu", "chrf", "ter"}
     assert told["counts"]["answers"] == told["counts"]["references"] == 5
-    assert told["way"]["beam"] == 2
+    assert told["config"]["beam"] == 2
     assert set(told["seconds"]) == {"loss", "answers"}
     assert json.loads(json.dumps(told)) == told
 
@@ -135,9 +135,9 @@ def test_answers_that_are_right(run, monkeypatch):
     """With a model that knows one of the two right answers."""
     known = dict(reversed(ROWS))
     monkeypatch.setattr(Run, "_text", lambda self, one, ids: known[self.source.decode(one.ids)])
-    strict = evaluate(run, ROWS, ["exact", "token_error"], Way(most=2))
+    strict = evaluate(run, ROWS, ["exact", "token_error"], DecodeConfig(max_new_tokens=2))
     assert strict["scores"] == {"exact": 80.0, "token_error": pytest.approx(100 / 8)}
-    kind = evaluate(run, ROWS, ["exact", "token_error"], Way(most=2), any_reference=True)
+    kind = evaluate(run, ROWS, ["exact", "token_error"], DecodeConfig(max_new_tokens=2), any_reference=True)
     assert kind["scores"] == {"exact": 100.0, "token_error": 0.0}
     assert (kind["counts"]["answers"], kind["counts"]["references"]) == (4, 5)
 
@@ -145,8 +145,8 @@ def test_answers_that_are_right(run, monkeypatch):
 def test_case_and_tokenisation_are_passed_on(run, monkeypatch):
     monkeypatch.setattr(Run, "_text", lambda self, one, ids: self.source.decode(one.ids).upper())
     rows = [("one two", "one two"), ("three", "three")]
-    assert evaluate(run, rows, ["exact"], Way(most=2))["scores"]["exact"] == 0
-    told = evaluate(run, rows, ["exact", "bleu"], Way(most=2), tokenize="none", lowercase=True)
+    assert evaluate(run, rows, ["exact"], DecodeConfig(max_new_tokens=2))["scores"]["exact"] == 0
+    told = evaluate(run, rows, ["exact", "bleu"], DecodeConfig(max_new_tokens=2), tokenize="none", lowercase=True)
     assert told["scores"]["exact"] == 100
     assert "tok:none" in told["signatures"]["bleu"]
     assert "case:lc" in told["signatures"]["bleu"]
@@ -156,7 +156,7 @@ def test_ticks_count_the_examples(run):
     done: list[int] = []
     evaluate(run, ROWS, ["loss"], tick=done.append)
     assert sum(done) == 5
-    evaluate(run, ROWS, ["exact"], Way(most=3), any_reference=True, tick=done.append)
+    evaluate(run, ROWS, ["exact"], DecodeConfig(max_new_tokens=3), any_reference=True, tick=done.append)
     assert sum(done) == 9
 
 
@@ -168,7 +168,7 @@ def test_examples_beyond_the_positions(words):
         evaluate(run, ROWS[-1:], ["loss"])
     with pytest.raises(UserError, match="line 5 has 3 tokens"):
         evaluate(run, ROWS, ["exact"])
-    assert evaluate(run, ROWS, ["exact"], Way(cut=True))["counts"]["cut"] == 1
+    assert evaluate(run, ROWS, ["exact"], DecodeConfig(truncate=True))["counts"]["cut"] == 1
 
 
 def test_gather():

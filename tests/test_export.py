@@ -15,14 +15,21 @@ from regard.data import Tokenizer
 from regard.export import export, onnx
 from regard.export.onnx_graph import compare
 from regard.folder import load
-from regard.run import Run, Way
+from regard.run import DecodeConfig, Run
 from regard.train.job import Job, start
 from regard.use.embed import Embedder
 from regard.use.label import Labeller
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[2:6]]
-SMALL = ["model.width=24", "model.heads=2", "model.depth=2", "model.dropout=0", "train.batch=400", "train.lr=0.01"]
+SMALL = [
+    "model.width=24",
+    "model.heads=2",
+    "model.depth=2",
+    "model.dropout=0",
+    "train.batch_tokens=400",
+    "train.lr=0.01",
+]
 
 
 def trained(tmp_path: Path, recipe: str, *sets: str, pairs: bool) -> Path:
@@ -34,7 +41,8 @@ def trained(tmp_path: Path, recipe: str, *sets: str, pairs: bool) -> Path:
         data = tmp_path / "data.txt"
         data.write_text("".join(f"{line}\n\n" for line in LINES))
     job = Job(
-        recipe, str(tmp_path / "run"), None, [*SMALL, "train.warmup=5", "train.steps=25", "train.context=12", *sets],
+        recipe, str(tmp_path / "run"), None,
+        [*SMALL, "train.warmup=5", "train.steps=25", "train.context_length=12", *sets],
         str(data), dev="8" if pairs else None, tokenizer="words",
         as_published=True,
     )  # fmt: skip
@@ -67,7 +75,7 @@ def test_ctranslate2_translates_alike(name, tmp_path):
     texts = [*LINES[::9], "seven", "one two three four five six seven"]
     tokens = [text.split() for text in texts]
     theirs = translator.translate_batch(tokens, beam_size=1, max_decoding_length=40, return_scores=True)
-    for one, other in zip(run.predict(texts, Way(most=40)), theirs, strict=True):
+    for one, other in zip(run.predict(texts, DecodeConfig(max_new_tokens=40)), theirs, strict=True):
         assert one[0].tokens == other.hypotheses[0]
     targets = [list(reversed(row)) for row in tokens]
     scored = translator.score_batch(tokens, targets)
@@ -134,7 +142,9 @@ def test_onnx_translates_alike(name, tmp_path, monkeypatch, capsys):
     known = call(encoder, {"input_ids": source.numpy(), "attention_mask": mask}) | {"encoder_attention_mask": mask}
     check_steps(run, decoder, known, run.model.encode(source, valid), [(0, 4), (4, 5), (5, 9)])
     for text in ("one two three", "four nine", "six six one five eight"):
-        assert shown(tmp_path / "out", [text], monkeypatch, capsys) == run.predict([text], Way(beam=1))[0][0].text
+        assert (
+            shown(tmp_path / "out", [text], monkeypatch, capsys) == run.predict([text], DecodeConfig(beam=1))[0][0].text
+        )
 
 
 @pytest.mark.parametrize("name", ONNX_DECODERS)
@@ -150,7 +160,7 @@ def test_onnx_continues_alike(name, tmp_path, monkeypatch, capsys):
     else:
         steps = [(0, 4), (4, 5), (5, 9)] if name == "cache" else [(i, i + 1) for i in range(9)]
         check_steps(run, decoder, {}, None, steps)
-    expected = run.predict(["three four"], Way())[0][0].text
+    expected = run.predict(["three four"], DecodeConfig())[0][0].text
     assert shown(tmp_path / "out", ["three four"], monkeypatch, capsys) == expected.strip()
 
 
@@ -185,7 +195,14 @@ def test_onnx_reads_alike(name, tmp_path, monkeypatch, capsys):
     rows = [(a, b, i) for i, (a, b) in enumerate((a, b) for a in WORDS for b in WORDS)]
     data.write_text("".join(line.format(a=a, b=b, label="yes" if a < b else "no", number=i % 7) for a, b, i in rows))
     task = {"rate": "match", "masked": None, "n-grams": "classify"}.get(name, name)
-    sets = ["model.depth=1", "train.batch=400", "train.lr=0.01", "train.warmup=5", "train.steps=25", "train.context=12"]
+    sets = [
+        "model.depth=1",
+        "train.batch_tokens=400",
+        "train.lr=0.01",
+        "train.warmup=5",
+        "train.steps=25",
+        "train.context_length=12",
+    ]
     dev = None if name == "masked" else "8"
     job = Job(
         recipe, str(tmp_path / "run"), "tiny", sets, str(data), dev=dev, tokenizer="words", task=task, as_published=True

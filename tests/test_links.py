@@ -16,7 +16,7 @@ from regard.cli import main
 from regard.core import UserError
 from regard.train import checkpoint
 
-SMALL = ["model.width=16", "model.heads=2", "model.depth=1", "train.batch=256", "train.save=2"]
+SMALL = ["model.width=16", "model.heads=2", "model.depth=1", "train.batch_tokens=256", "train.save_steps=2"]
 
 
 @pytest.fixture(scope="module")

@@ -27,14 +27,14 @@ def test_every_part_of_a_transformer_has_its_time():
         assert parts[part].forward > 0
         assert parts[part].backward > 0, part
         assert parts[part].kept > 0
-    assert parts["optimiser adam"].backward == 0
+    assert parts["optimizer adam"].backward == 0
     assert {"loss", "embed tokens", "source embed tokens"} <= parts.keys()
     whole = sum(row.forward + row.backward for row in step.rows)
     assert whole == pytest.approx(step.seconds)
     assert parts[REST].forward + parts[REST].backward < 0.5 * whole
     assert step.tokens == 33
     assert step.memory["kept"] == sum(row.kept for row in step.rows)
-    assert step.memory["optimiser"] >= 2 * step.memory["weights"]
+    assert step.memory["optimizer"] >= 2 * step.memory["weights"]
 
 
 def test_a_decoding_step_has_no_backward_and_tells_the_state():

@@ -14,9 +14,9 @@ import torch
 import regard
 from regard.core import Model, UserError, recipe, select, watch
 from regard.data import Tokenizer
-from regard.decode import Request, Way, greedy
+from regard.decode import DecodeConfig, Request, greedy
+from regard.decode.config import SAMPLED
 from regard.decode.sample import Said
-from regard.decode.way import SAMPLED
 from regard.folder import load
 from regard.run import Coded, Run
 from regard.train import checkpoint
@@ -25,9 +25,9 @@ TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat a
 KINDS = {name: (recipe.load(name)["model"]["kind"], recipe.load(name)["objective"]["part"]) for name in recipe.names()}
 PAIRS = [name for name, kind in KINDS.items() if kind == ("encoder-decoder", "next_token")]
 HOW = {
-    "greedy": Way(most=9),
-    "sampling": Way(temperature=1.2, top_k=12, seed=3, most=9),
-    "beam": Way(beam=3, best=2, most=9),
+    "greedy": DecodeConfig(max_new_tokens=9),
+    "sampling": DecodeConfig(temperature=1.2, top_k=12, seed=3, max_new_tokens=9),
+    "beam": DecodeConfig(beam=3, num_return=2, max_new_tokens=9),
 }
 
 
@@ -77,32 +77,34 @@ def test_a_batch_is_its_texts_one_by_one_and_in_order(which, how, request):
 
 
 def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
-    way = Way(beam=2, tokens=200)
-    coded = translator.code(TEXTS * 5, way)
-    batches = translator._batches(coded, way, 1)
+    config = DecodeConfig(beam=2, max_batch_tokens=200)
+    coded = translator.code(TEXTS * 5, config)
+    batches = translator._batches(coded, config, 1)
     assert sorted(row for rows in batches for row in rows) == list(range(35))
     assert len(batches) > 3
     lengths = [[len(coded[row].ids) for row in rows] for rows in batches]
     assert [length for rows in lengths for length in rows] == sorted((len(one.ids) for one in coded), reverse=True)
     for rows in lengths:
         assert len(rows) == 1 or 2 * len(rows) * (max(rows) + 2 * max(rows) + 20) <= 200
-    small, large = (translator.predict(TEXTS, Way(beam=2, most=9, tokens=n)) for n in (1, 100_000))
+    small, large = (
+        translator.predict(TEXTS, DecodeConfig(beam=2, max_new_tokens=9, max_batch_tokens=n)) for n in (1, 100_000)
+    )
     for one, two in zip(small, large, strict=True):
         close(one, two)
 
 
 def test_without_a_budget_states_decide(translator, monkeypatch):
-    way = Way(beam=2, most=9)
-    coded = translator.code(TEXTS * 5, way)
-    assert [len(rows) for rows in translator._batches(coded, way, 1)] == [35]
-    assert [len(rows) for rows in translator._batches(coded, way, 2)] == [18, 17]
+    config = DecodeConfig(beam=2, max_new_tokens=9)
+    coded = translator.code(TEXTS * 5, config)
+    assert [len(rows) for rows in translator._batches(coded, config, 1)] == [35]
+    assert [len(rows) for rows in translator._batches(coded, config, 2)] == [18, 17]
     longest = translator.model.cost(1, max(len(one.ids) for one in coded) + 9 - 1).state
     monkeypatch.setattr("regard.run.STATE", 2 * 4 * longest)
-    sizes = [len(rows) for rows in translator._batches(coded, way, 1)]
+    sizes = [len(rows) for rows in translator._batches(coded, config, 1)]
     assert sizes[0] == 4
     assert sizes[-2] > 4
     monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
-    assert max(len(rows) for rows in translator._batches(coded, way, 1)) == 3
+    assert max(len(rows) for rows in translator._batches(coded, config, 1)) == 3
 
 
 @pytest.mark.parametrize("by", ["forks", "threads"])
@@ -161,7 +163,7 @@ def test_answers_come_while_texts_are_still_read(translator):
             yield text
 
     done = []
-    answers = translator.answers(texts(), Way(most=4), ahead=3, tick=done.append)
+    answers = translator.answers(texts(), DecodeConfig(max_new_tokens=4), ahead=3, tick=done.append)
     next(answers)
     assert len(read) == 3
     assert sum(done) == 3
@@ -179,16 +181,16 @@ def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
     run = translator
     memory = run.model.encode(torch.tensor([[run.source.end]]))
     plain = greedy(run.model, Request.after(run.target.start, run.target.end, memory, 9))[0]
-    assert run.predict([""], Way(most=9))[0][0].tokens == run.target.tokens(plain.tokens)
+    assert run.predict([""], DecodeConfig(max_new_tokens=9))[0][0].tokens == run.target.tokens(plain.tokens)
     prefix = torch.tensor([[writer.target.end]])
     plain = greedy(writer.model, Request(prefix, writer.target.end, torch.tensor([9])))[0]
-    assert writer.predict([""], Way(most=9))[0][0].tokens == writer.target.tokens(plain.tokens)
+    assert writer.predict([""], DecodeConfig(max_new_tokens=9))[0][0].tokens == writer.target.tokens(plain.tokens)
 
 
 def test_room_for_an_answer_depends_on_the_source(translator):
     coded = [Coded([5] * 4), Coded([5])]
-    assert translator.request(coded, Way()).most.tolist() == [28, 22]
-    assert translator.request(coded, Way(most=7)).most.tolist() == [7, 7]
+    assert translator.request(coded, DecodeConfig()).most.tolist() == [28, 22]
+    assert translator.request(coded, DecodeConfig(max_new_tokens=7)).most.tolist() == [7, 7]
 
 
 @pytest.fixture(scope="module")
@@ -216,23 +218,23 @@ def test_a_text_beyond_the_positions_is_refused_by_its_line(which, request):
 
 
 def test_a_text_beyond_the_positions_is_cut_when_asked(short, short_writer):
-    way = Way(cut=True, most=3)
-    cut, whole = short.predict([LONG, "cat"], way)
+    config = DecodeConfig(truncate=True, max_new_tokens=3)
+    cut, whole = short.predict([LONG, "cat"], config)
     assert (cut[0].cut, whole[0].cut) == (True, False)
-    assert cut[0].text == short.predict([" ".join(LONG.split()[:7])], way)[0][0].text
-    cut = short_writer.predict([LONG], way)[0][0]
+    assert cut[0].text == short.predict([" ".join(LONG.split()[:7])], config)[0][0].text
+    cut = short_writer.predict([LONG], config)[0][0]
     assert cut.cut
-    assert cut.tokens == short_writer.predict([" ".join(LONG.split()[-4:])], way)[0][0].tokens
+    assert cut.tokens == short_writer.predict([" ".join(LONG.split()[-4:])], config)[0][0].tokens
 
 
-@pytest.mark.parametrize("way", [Way(), Way(beam=3), Way(temperature=1.0, seed=1)])
-def test_answers_keep_within_the_positions(short, short_writer, way):
+@pytest.mark.parametrize("way", [DecodeConfig(), DecodeConfig(beam=3), DecodeConfig(temperature=1.0, seed=1)])
+def test_answers_keep_within_the_positions(short, short_writer, config):
     for text in ("cat", " ".join(LONG.split()[:7])):
-        assert len(short.predict([text], way)[0][0].tokens) <= 8
+        assert len(short.predict([text], config)[0][0].tokens) <= 8
         long = 1 + len(text.split())
-        answer = short_writer.predict([text], way)[0][0]
+        answer = short_writer.predict([text], config)[0][0]
         assert len(answer.tokens) == 8 - long + 1 or answer.ended
-    mixed = short_writer.predict(["cat", " ".join(LONG.split()[:7]), "cat dog"], way)
+    mixed = short_writer.predict(["cat", " ".join(LONG.split()[:7]), "cat dog"], config)
     assert all(answers[0].tokens for answers in mixed)
 
 
@@ -240,21 +242,21 @@ def test_very_long_texts_are_refused_where_positions_are_endless(translator):
     with pytest.raises(UserError, match=r"line 2 has 10,001 tokens, and at most 10,000"):
         translator.predict(["cat", "cat " * 10_001])
     with pytest.raises(UserError, match=r"line 1 has 2 tokens, and at most 1 "):
-        translator.predict(["cat dog"], Way(longest=1))
+        translator.predict(["cat dog"], DecodeConfig(max_source_tokens=1))
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_alignments_are_where_the_model_looked_while_it_decoded(name, words):
     """Step by step with the cache, one text at a time, against all answers at once."""
     run = Run(make(name, words), words, words)
-    together = run.predict(TEXTS, Way(most=7), align=True)
+    together = run.predict(TEXTS, DecodeConfig(max_new_tokens=7), attention=True)
     for text, [answer] in zip(TEXTS, together, strict=True):
         weights = torch.tensor(answer.alignment.weights, dtype=torch.float64)
         assert weights.shape == (len(answer.tokens) + answer.ended, len(text.split()) + 1)
         assert weights.sum(1).tolist() == pytest.approx([1.0] * len(weights))
         assert answer.alignment.source == [*text.split(), "</s>"]
         assert answer.alignment.target == answer.tokens + ["</s>"] * answer.ended
-        request = run.request(run.code([text], Way()), Way(most=7))
+        request = run.request(run.code([text], DecodeConfig()), DecodeConfig(max_new_tokens=7))
         with watch(run.model, "stack*weights") as seen:
             greedy(run.model, request)
         owner = {tap: run.model.get_submodule(tap.removesuffix(".attend.weights")) for tap in seen}
@@ -267,15 +269,15 @@ def test_alignments_are_where_the_model_looked_while_it_decoded(name, words):
 def test_alignments_when_answer_and_source_are_equally_long(translator):
     """So that weights over the source and over the answer have the same shape."""
     text = "dog and cat"
-    way = Way(most=4)
-    answer = translator.predict([text], way, align=True)[0][0]
+    config = DecodeConfig(max_new_tokens=4)
+    answer = translator.predict([text], config, attention=True)[0][0]
     assert len(answer.tokens) + answer.ended == len(text.split()) + 1
-    answers = translator.predict([text, LONG], way, align=True)
+    answers = translator.predict([text, LONG], config, attention=True)
     assert answers[0][0].alignment.weights == [pytest.approx(row) for row in answer.alignment.weights]
 
 
 def test_every_answer_has_its_own_alignment(translator):
-    answers = translator.predict(TEXTS, Way(beam=4, best=3, most=8), align=True)
+    answers = translator.predict(TEXTS, DecodeConfig(beam=4, num_return=3, max_new_tokens=8), attention=True)
     for text, three in zip(TEXTS, answers, strict=True):
         assert len(three) == 3
         for answer in three:
@@ -285,11 +287,11 @@ def test_every_answer_has_its_own_alignment(translator):
 
 def test_no_alignment_where_there_is_no_source(writer, words):
     with pytest.raises(UserError, match="no source"):
-        writer.predict(["cat"], align=True)
+        writer.predict(["cat"], attention=True)
     layer = 'model.decoder.layer=[{mixer={part="attention"}, feedforward="mlp"}]'
     blind = Run(make("transformer", words, (layer,)), words, words)
     with pytest.raises(UserError, match="does not look at single places"):
-        blind.predict(["cat"], align=True)
+        blind.predict(["cat"], attention=True)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "characters", "words", "wordpiece", "pretokenised"])
@@ -300,10 +302,14 @@ def test_a_stream_is_the_answer_in_pieces(name, kind):
     tokenizer = Tokenizer.train(kind, [*TEXTS, *texts])
     run = Run(make(name, tokenizer, ("model.depth=1",)), tokenizer, tokenizer)
     pieces = 0
-    for way in (Way(most=16), Way(most=24, temperature=2.0, seed=4), Way(most=5, beam=2)):
+    for config in (
+        DecodeConfig(max_new_tokens=16),
+        DecodeConfig(max_new_tokens=24, temperature=2.0, seed=4),
+        DecodeConfig(max_new_tokens=5, beam=2),
+    ):
         for text in texts:
-            heard = list(run.stream(text, way))
-            assert "".join(heard) == run.predict([text], way)[0][0].text
+            heard = list(run.stream(text, config))
+            assert "".join(heard) == run.predict([text], config)[0][0].text
             assert all(heard)
             pieces += len(heard)
     assert pieces > 20
@@ -336,7 +342,7 @@ def test_a_prompt_begins_as_texts_did_in_training(documents, wanted):
     tokenizer = Tokenizer.train("characters", ["ab\n"])
     run = Run(make("transformer-decoder", tokenizer), tokenizer, tokenizer, documents=documents)
     assert tokenizer.tokens(run.opening) == [wanted]
-    request = run.request(run.code(["ab"], Way()), Way())
+    request = run.request(run.code(["ab"], DecodeConfig()), DecodeConfig())
     assert tokenizer.tokens(request.prefix[0]) == [wanted, "a", "b"]
     assert request.most.tolist() == [200]
 
@@ -347,7 +353,7 @@ def test_a_running_text_without_line_ends_is_marked(words):
 
 def test_a_seed_and_a_text_decide_the_answer(writer):
     def said(texts, seed):
-        return [a[0].text for a in writer.predict(texts, Way(temperature=3.0, seed=seed, most=12))]
+        return [a[0].text for a in writer.predict(texts, DecodeConfig(temperature=3.0, seed=seed, max_new_tokens=12))]
 
     assert said(["cat", "dog", "cat"], 1) == said(["cat", "dog", "cat"], 1)
     assert said(["cat", "dog", "cat"], 1)[0] == said(["cat"], 1)[0] == said(["cat", "dog", "cat"], 1)[2]
@@ -357,11 +363,11 @@ def test_a_seed_and_a_text_decide_the_answer(writer):
 
 def test_the_recipe_says_how_to_decode(words):
     model = make("transformer", words)
-    assert Run(model, words, words).way == Way(beam=4)
-    model.recipe["decode"] = {"beam": 5, "penalty": 0.6}
-    assert Run(model, words, words).way == Way(beam=5, penalty=0.6)
+    assert Run(model, words, words).config == DecodeConfig(beam=4)
+    model.recipe["decode"] = {"beam": 5, "length_penalty": 0.6}
+    assert Run(model, words, words).config == DecodeConfig(beam=5, length_penalty=0.6)
     model.recipe["decode"] = {"temperature": 0.7}
-    assert Run(model, words, words).way == Way(temperature=0.7)
+    assert Run(model, words, words).config == DecodeConfig(temperature=0.7)
     model.recipe["decode"] = {"beem": 5}
     with pytest.raises(UserError, match=r"did you mean 'decode.beam'"):
         Run(model, words, words).predict(["cat"])
@@ -372,22 +378,28 @@ def test_a_language_model_draws_unless_told_otherwise(words):
     how tokens are chosen counts alone, and a model from elsewhere is asked as its own files say."""
     model = make("transformer-decoder", words)
     run = Run(model, words, words)
-    assert run.way == SAMPLED == Way(temperature=0.8, top_p=0.95, seed=1)
+    assert run.config == SAMPLED == DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
     assert run.predict(["the cat"]) == run.predict(["the cat"])
     assert "".join(run.stream("the cat")) == run.predict(["the cat"])[0][0].text
-    assert Way.read({"seed": 5, "most": 7}, run.way) == Way(temperature=0.8, top_p=0.95, seed=5, most=7)
-    assert Way.read({"temperature": 1.0}, run.way) == Way(temperature=1.0)
-    assert Way.read({"temperature": 0.0}, run.way) == Way.read({"beam": 1}, run.way) == Way()
-    assert Way.read({"repetition": 1.2}, run.way) == Way(repetition=1.2)
-    assert Way.read({"beam": 3, "most": 7}, run.way) == Way(beam=3, most=7)
-    model.recipe["decode"] = {"most": 9}
-    longer = Run(model, words, words).way
-    assert longer == Way(temperature=0.8, top_p=0.95, seed=1, most=9)
-    assert Way.read({"temperature": 0.5}, longer) == Way(temperature=0.5, most=9)
+    assert DecodeConfig.read({"seed": 5, "max_new_tokens": 7}, run.config) == DecodeConfig(
+        temperature=0.8, top_p=0.95, seed=5, max_new_tokens=7
+    )
+    assert DecodeConfig.read({"temperature": 1.0}, run.config) == DecodeConfig(temperature=1.0)
+    assert (
+        DecodeConfig.read({"temperature": 0.0}, run.config)
+        == DecodeConfig.read({"beam": 1}, run.config)
+        == DecodeConfig()
+    )
+    assert DecodeConfig.read({"repetition_penalty": 1.2}, run.config) == DecodeConfig(repetition_penalty=1.2)
+    assert DecodeConfig.read({"beam": 3, "max_new_tokens": 7}, run.config) == DecodeConfig(beam=3, max_new_tokens=7)
+    model.recipe["decode"] = {"max_new_tokens": 9}
+    longer = Run(model, words, words).config
+    assert longer == DecodeConfig(temperature=0.8, top_p=0.95, seed=1, max_new_tokens=9)
+    assert DecodeConfig.read({"temperature": 0.5}, longer) == DecodeConfig(temperature=0.5, max_new_tokens=9)
     model.recipe["decode"] = {"temperature": 0.0}
-    assert Run(model, words, words).way == Way()
+    assert Run(model, words, words).config == DecodeConfig()
     del model.recipe["decode"]
-    assert Run(model, words, words, foreign=True).way == Way()
+    assert Run(model, words, words, foreign=True).config == DecodeConfig()
 
 
 def test_a_model_that_does_not_write_is_refused(words):
@@ -433,7 +445,7 @@ def test_separate_tokenizers(tmp_path, words):
     (tmp_path / "tokenizer.json").unlink()
     run = load(tmp_path)
     assert (run.source.size, run.target.size) == (letters.size, words.size)
-    answer = run.predict(["cat"], Way(most=5), align=True)[0][0]
+    answer = run.predict(["cat"], DecodeConfig(max_new_tokens=5), attention=True)[0][0]
     assert answer.alignment.source == ["c", "a", "t", "</s>"]
 
 

@@ -10,7 +10,7 @@ import regard
 from regard.cli import main
 from regard.core import Model, UserError
 from regard.core.synonyms import SYNONYMS
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.train.job import Job, start
 from regard.train.settings import Settings
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 def keys():
     model = [f"model.{name}" for name in inspect.signature(Model).parameters]
     return model + [
-        f"{one}.{f.name}" for one, of in (("train", Settings), ("decode", Way)) for f in dataclasses.fields(of)
+        f"{one}.{f.name}" for one, of in (("train", Settings), ("decode", DecodeConfig)) for f in dataclasses.fields(of)
     ]
 
 
@@ -66,13 +66,13 @@ def test_synonyms_are_names_of_keys():
 WRONG = {
     "train.learning_rate=3": "train.lr",
     "learning_rate=3": "train.lr",
-    "train.batch_size=3": "train.rows",
+    "train.batch_size=3": "train.batch_size",
     "train.num_train_epochs=3": "train.epochs",
     "train.warmup_steps=3": "train.warmup",
     "train.max_steps=3": "train.steps",
-    "train.label_smoothing_factor=0.1": "train.smoothing",
-    "train.gradient_accumulation_steps=2": "train.accumulate",
-    "train.max_grad_norm=1": "train.clip",
+    "train.label_smoothing_factor=0.1": "train.label_smoothing",
+    "train.gradient_accumulation_steps=2": "train.gradient_accumulation",
+    "train.max_grad_norm=1": "train.max_grad_norm",
     "train.lrr=3": "train.lr",
     "train.weight_deca=3": "train.weight_decay",
     "train.dropout=0.1": "model.dropout",
@@ -88,7 +88,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_an_unknown_key_is_refused_with_the_near_ones(text, tmp_path):
     (tmp_path / "text.txt").write_text("some text\n" * 200)
-    overrides = ["train.steps=1", "train.context=8", text]
+    overrides = ["train.steps=1", "train.context_length=8", text]
     with pytest.raises(UserError) as caught:
         start(
             Job(

@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.decode import Request, Way, search
+from regard.decode import DecodeConfig, Request, search
 from regard.decode.shortlist import FILE, NONE, Fewer, Shortlist
 from regard.folder import load
 from regard.train.job import Job, start
@@ -41,22 +41,30 @@ def test_nothing_to_learn_from():
         Shortlist.learn([([], [3])], (5, 5))
 
 
-@pytest.mark.parametrize("way", [Way(), Way(beam=3, best=2), Way(temperature=1.0, top_k=5), Way(repetition=1.5)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        DecodeConfig(),
+        DecodeConfig(beam=3, num_return=2),
+        DecodeConfig(temperature=1.0, top_k=5),
+        DecodeConfig(repetition_penalty=1.5),
+    ],
+)
 @pytest.mark.parametrize("name", ["transformer", "seq2seq-luong", "t5"])
-def test_a_list_of_all_words_changes_nothing(name, way):
+def test_a_list_of_all_words_changes_nothing(name, config):
     torch.manual_seed(3)
     model = regard.build(name, size="tiny", vocab=23).double().eval()
     given = model.draw(4, 7)
     with torch.no_grad():
         request = Request.after(2, 3, model.encode(given["source"]), 9)
-    seeds = [1, 2, 3, 4] if way.draws else None
-    wanted = search(model, request, way, seeds)
+    seeds = [1, 2, 3, 4] if config.draws else None
+    wanted = search(model, request, config, seeds)
     few = Fewer(model, torch.arange(23))
-    found = few.told(search(few, few.asked(request), way, seeds))
+    found = few.told(search(few, few.asked(request), config, seeds))
     assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
     some = torch.tensor([2, 3, 7, 11, 20])
     few = Fewer(model, some)
-    for row in few.told(search(few, few.asked(request), way, seeds)):
+    for row in few.told(search(few, few.asked(request), config, seeds)):
         for one in row:
             assert set(one.tokens) <= set(some.tolist())
             assert one.logprob <= 0
@@ -78,7 +86,7 @@ def test_from_the_command_line(tmp_path, capsys):
     (tmp_path / "data.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in LINES))
     sets = ["model.width=32", "model.heads=2", "model.depth=1", "train.steps=60", "train.lr=0.01", "model.dropout=0"]
     job = Job(
-        "transformer", str(tmp_path / "run"), None, [*sets, "train.batch=400", "train.warmup=5"],
+        "transformer", str(tmp_path / "run"), None, [*sets, "train.batch_tokens=400", "train.warmup=5"],
         str(tmp_path / "data.tsv"), dev="8", tokenizer="words",
         as_published=True,
     )  # fmt: skip
@@ -103,7 +111,14 @@ def test_from_the_command_line(tmp_path, capsys):
 
 def test_a_language_model_has_none(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 30)
-    sets = ["model.width=16", "model.heads=2", "model.depth=1", "train.steps=2", "train.context=8", "train.batch=64"]
+    sets = [
+        "model.width=16",
+        "model.heads=2",
+        "model.depth=1",
+        "train.steps=2",
+        "train.context_length=8",
+        "train.batch_tokens=64",
+    ]
     start(
         Job(
             "gpt2", str(tmp_path / "run"), None, sets, str(tmp_path / "text.txt"), tokenizer="words", as_published=True

@@ -2,7 +2,7 @@
 
 hugging.py FOLDER BATCHES.json pairs|text|masked
 
-Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label
+Where the file names an optimizer, a learning rate, a warm-up, the steps until the rate is nothing, and a label
 smoothing, they are followed.
 """
 
@@ -20,15 +20,15 @@ told = json.loads(Path(file).read_text())
 auto = {"pairs": AutoModelForSeq2SeqLM, "text": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}[kind]
 model = auto.from_pretrained(folder, dtype=torch.float32)
 maps = {}
-if told.get("optimiser") == "muon":  # maps by Muon, as regard has it, since torch's own is slow here; the rest by AdamW
+if told.get("optimizer") == "muon":  # maps by Muon, as regard has it, since torch's own is slow here; the rest by AdamW
     from regard.train.muon import Muon
 
     linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
     maps = {id(m.weight): m.weight for m in linear}
 rest_of = [p for p in model.parameters() if id(p) not in maps]
-optimisers: list = [torch.optim.AdamW(rest_of, 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)]
+optimizers: list = [torch.optim.AdamW(rest_of, 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)]
 if maps:
-    optimisers.append(Muon([*maps.values()], 1e-4))
+    optimizers.append(Muon([*maps.values()], 1e-4))
 smoothing, warmup, clip = told.get("smoothing", 0.0), told.get("warmup", 0), told.get("clip", 1.0)
 at = 0
 
@@ -84,7 +84,7 @@ def go(steps: str) -> dict:
         given, count = batch(at)
         at += 1
         if warmup:
-            for one in optimisers:
+            for one in optimizers:
                 one.param_groups[0]["lr"] = told["lr"] * min(
                     at / warmup, (told["steps"] - at) / (told["steps"] - warmup)
                 )
@@ -92,7 +92,7 @@ def go(steps: str) -> dict:
         found = smoothed(given) if smoothing else model(**given).loss
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        for one in optimisers:
+        for one in optimizers:
             one.step()
         tokens += count
     return {"tokens": tokens, "loss": float(found.detach()), "peak": peak()}

@@ -2,7 +2,7 @@
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names an optimiser, a learning rate, a warm-up, the steps until the rate is nothing, and a label
+Where the file names an optimizer, a learning rate, a warm-up, the steps until the rate is nothing, and a label
 smoothing, they are followed.
 """
 
@@ -48,8 +48,8 @@ class Fixed:
 model = restore(folder)
 objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.0))
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
-by = told.get("optimiser", "adamw")
-settings = Settings(lr=told.get("lr", 1e-4), optimiser=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
+by = told.get("optimizer", "adamw")
+settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
 learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
 
 

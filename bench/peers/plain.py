@@ -87,7 +87,7 @@ def foreign() -> nn.Module:
 model = {"nn_transformer": Seq2seq, "gpt": Gpt, "x_transformers": foreign}[which]()
 if which != "x_transformers":  # as nanoGPT does; torch's own tables make the first scores so large that all is slow
     nn.init.normal_(model.table.weight, std=0.02)
-optimiser = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-4, (0.9, 0.98), 1e-8, weight_decay=0.0, fused=True)
 at = 0
 
 
@@ -114,11 +114,11 @@ def go(steps: str) -> dict:
     model.train()
     tokens = 0
     for _ in range(int(steps)):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss, count = step(at)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         at, tokens = at + 1, tokens + count
     return {"tokens": tokens, "loss": float(loss.detach()), "peak": peak()}
 

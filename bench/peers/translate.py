@@ -67,18 +67,18 @@ else:
     import torch
 
     import regard
-    from regard.decode import Way
+    from regard.decode import DecodeConfig
 
     torch.set_num_threads(threads)
     run = regard.load(folder, int8="int8" in more)
     stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")
-    way = Way(beam=beam, stop=stop, shortlist="shortlist" in more)
+    config = DecodeConfig(beam=beam, early_stopping=stop, shortlist="shortlist" in more)
 
     peak = Held().after  # helpers count as well
 
     def translate() -> list[str]:
         groups = [[one] for one in told["texts"]] if "one" in more else [told["texts"]]
-        return [found[0].text for group in groups for found in run.predict(group, way)]
+        return [found[0].text for group in groups for found in run.predict(group, config)]
 
 
 said: list[str] = []

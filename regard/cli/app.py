@@ -13,6 +13,7 @@ import typer
 
 from regard import UserError, __version__
 from regard.core.errors import printable
+from regard.core.synonyms import RENAMED_FLAGS
 from regard.machine import command_line, leave
 
 SYSTEM = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
@@ -91,7 +92,7 @@ def _memory(error: Exception) -> str | None:
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not known and "DefaultCPUAllocator" not in str(error):
         return None
-    return "there is not enough memory: take less at a time (train.batch, decode.tokens) or a smaller model"
+    return "there is not enough memory: lower train.batch_tokens or decode.max_batch_tokens, or take a smaller model"
 
 
 def _system(error: Exception) -> str | None:
@@ -104,5 +105,8 @@ def _system(error: Exception) -> str | None:
 
 def _usage(error: Exception) -> str | None:
     """What typer says about a command line that it does not understand."""
+    flag = getattr(error, "option_name", "")
+    if flag in RENAMED_FLAGS:
+        return f"{flag} is called {RENAMED_FLAGS[flag]}"
     tell = getattr(error, "format_message", None)
     return None if tell is None else f"{tell().rstrip('.')} (see regard --help)"

@@ -25,7 +25,7 @@ def demo(
     """Learn English spelling to pronunciation from the CMU dictionary, test it, and draw where it looked."""
     from regard import demo as shown
     from regard.look.alignment import png
-    from regard.run import Way
+    from regard.run import DecodeConfig
     from regard.train import job as jobs
 
     from .bar import Bar
@@ -47,7 +47,7 @@ def demo(
     with console.status("testing"):
         report = shown.judge(run, test)
         word, answer = shown.clearest(run, test)
-        said = run.predict(shown.WORDS, Way(beam=4))
+        said = run.predict(shown.WORDS, DecodeConfig(beam=4))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     half = (len(shown.WORDS) + 1) // 2
     for i in range(half):
@@ -62,7 +62,7 @@ def demo(
     console.print(f"word error {report.word_error:.1f} %", highlight=False)
     console.print(f"phoneme error {report.phoneme_error:.1f} %", highlight=False)
     console.print(
-        f"\nnext:\n  echo chrysanthemum | .venv/bin/regard predict {out} --best 3\n"
+        f"\nnext:\n  echo chrysanthemum | .venv/bin/regard predict {out} --num-return 3\n"
         f"  .venv/bin/regard evaluate {out} --any-reference\n"
         "  .venv/bin/regard train --data YOUR.tsv --minutes 10",
         highlight=False,

@@ -16,7 +16,19 @@ from regard import UserError
 from regard.core.errors import printable
 
 from .app import AsJson, Parts, Threads, app, dump
-from .predict import Beam, Device, Few, Int8, Most, Penalty, Stop, TheRun, With, opened, way_of
+from .predict import (
+    Beam,
+    Device,
+    EarlyStopping,
+    Ensemble,
+    Int8,
+    LengthPenalty,
+    MaxNewTokens,
+    Shortlist,
+    TheRun,
+    decode_config,
+    opened,
+)  # fmt: skip
 from .train import Anyone, BadLines, Columns, Files, Header, Source, Target
 
 FOUR_PLACES = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
@@ -40,15 +52,15 @@ def evaluate(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
     any_reference: Anyone = False,
     beam: Beam = None,
-    penalty: Penalty = None,
-    stop: Stop = None,
-    most: Most = None,
+    length_penalty: LengthPenalty = None,
+    early_stopping: EarlyStopping = None,
+    max_new_tokens: MaxNewTokens = None,
     memory: Annotated[
         int | None, typer.Option(help="Positions that a language model remembers from before; 0: none.")
     ] = None,
     bad_lines: BadLines = "refuse",
-    shortlist: Few = False,
-    beside: With = None,
+    shortlist: Shortlist = False,
+    ensemble: Ensemble = None,
     device: Device = "cpu",
     threads: Threads = 0,
     int8: Int8 = False,
@@ -58,8 +70,11 @@ def evaluate(
     """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
     from regard.evaluate import evaluate as measured
 
-    loaded = opened(run, device, parts, int8, beside)
-    way = way_of(loaded, {}, beam=beam, penalty=penalty, stop=stop, most=most, shortlist=shortlist or None)
+    loaded = opened(run, device, parts, int8, ensemble)
+    config = decode_config(
+        loaded, {}, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping,
+        max_new_tokens=max_new_tokens, shortlist=shortlist or None,
+    )  # fmt: skip
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
     if memory is not None and hasattr(loaded, "evaluate"):
         raise UserError("--memory is for a language model that reads a running text, and this model is none")
@@ -70,7 +85,7 @@ def evaluate(
             loaded,
             lines,
             metric or None,
-            way,
+            config,
             any_reference,
             lambda n: progress.advance(task, n),
             tokenize,

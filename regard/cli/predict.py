@@ -22,19 +22,26 @@ OTHER = "Pictures and recordings"
 AHEAD = 4096  # texts that are read ahead, to work on those of equal length together
 
 TheRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `regard train` leaves it.")]
-Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Beginnings kept; 1 is greedy.")]
-Penalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
-Stop = Annotated[
-    str | None, typer.Option(metavar="full|likely|sure", rich_help_panel=HOW, help="When beam search is done.")
+Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Hypotheses of beam search; 1 for greedy search.")]
+LengthPenalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
+EarlyStopping = Annotated[
+    str | None,
+    typer.Option(
+        metavar="full|heuristic|never",
+        rich_help_panel=HOW,
+        help="When beam search ends: full, once as many hypotheses as the beam have ended; heuristic, once no open one "
+        "is more probable than those; never, once nothing better is possible.",
+    ),
 ]
-Most = Annotated[int | None, typer.Option("--most", rich_help_panel=HOW, help="New tokens at the most.")]
+MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="The most tokens of an answer.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
-Int8 = Annotated[bool, typer.Option("--int8", help="Weights of eight bits: faster on a processor, less exact.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="8-bit weights: faster on a CPU, less exact.")]
 
-With = Annotated[
-    list[Path] | None, typer.Option("--with", metavar="RUN", help="Its model answers too; several times for more.")
+Ensemble = Annotated[
+    list[Path] | None,
+    typer.Option("--ensemble", metavar="RUN", help="Another run whose probabilities are averaged in; repeatable."),
 ]
-Few = Annotated[
+Shortlist = Annotated[
     bool, typer.Option("--shortlist", help="Score likely words alone, by the list that 'regard shortlist' made.")
 ]
 
@@ -47,30 +54,34 @@ def predict(
         typer.Argument(metavar="FILE", help="Texts, one a line; - for standard input. Or pictures, or recordings."),
     ] = None,
     beam: Beam = None,
-    penalty: Penalty = None,
-    stop: Stop = None,
-    best: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each line.")] = None,
+    length_penalty: LengthPenalty = None,
+    early_stopping: EarlyStopping = None,
+    num_return: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each input.")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
             rich_help_panel=HOW,
-            help="Above 0: draw at random; 0: greedy. A language model trained here that is told nothing draws with "
+            help="Above 0: sample; 0: greedy. A language model trained here that is told nothing samples with "
             "--temperature 0.8 --top-p 0.95 --seed 1.",
         ),
     ] = None,
     top_k: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
     top_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
     min_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
-    repetition: Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Above 1: discourage repeats.")] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Of what is drawn at random.")] = None,
-    most: Most = None,
-    guess: Annotated[
-        int | None, typer.Option(rich_help_panel=HOW, help="Tokens guessed at a time: sooner, and the same answers.")
+    repetition_penalty: Annotated[
+        float | None, typer.Option(rich_help_panel=HOW, help="Above 1: discourage repeats.")
     ] = None,
-    draft: Annotated[
-        Path | None, typer.Option(metavar="RUN", rich_help_panel=HOW, help="A smaller model that guesses.")
+    seed: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Seed of sampling.")] = None,
+    max_new_tokens: MaxNewTokens = None,
+    speculate: Annotated[
+        int | None, typer.Option(rich_help_panel=HOW, help="Tokens drafted at a time: faster, and the same answers.")
     ] = None,
-    cut: Annotated[bool, typer.Option("--cut", rich_help_panel=HOW, help="Shorten inputs that are too long.")] = False,
+    draft_model: Annotated[
+        Path | None, typer.Option(metavar="RUN", rich_help_panel=HOW, help="A smaller run that drafts tokens.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", rich_help_panel=HOW, help="Shorten inputs that are too long.")
+    ] = False,
     embed: Annotated[
         bool, typer.Option("--embed", rich_help_panel=VECTORS, help="A vector for each text, of any encoder.")
     ] = False,
@@ -78,8 +89,8 @@ def predict(
         str | None,
         typer.Option(metavar="mean|first|max", rich_help_panel=VECTORS, help="How tokens become one vector."),
     ] = None,
-    unit: Annotated[
-        bool | None, typer.Option("--unit/--no-unit", rich_help_panel=VECTORS, help="Vectors of length 1.")
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", rich_help_panel=VECTORS, help="Vectors of length 1.")
     ] = None,
     similarity: Annotated[
         bool,
@@ -94,10 +105,12 @@ def predict(
     language: Annotated[str | None, typer.Option(rich_help_panel=OTHER, help="That is spoken: en, de, ...")] = None,
     task: Annotated[str | None, typer.Option(metavar="transcribe|translate", rich_help_panel=OTHER)] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", rich_help_panel=OTHER, help="Tell the times.")] = False,
-    align: Annotated[bool, typer.Option("--align", help="With --json: where the decoder looked.")] = False,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="With --json: the cross-attention of every answer.")
+    ] = False,
     stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
-    shortlist: Few = False,
-    beside: With = None,
+    shortlist: Shortlist = False,
+    ensemble: Ensemble = None,
     device: Device = "cpu",
     threads: Threads = 0,
     int8: Int8 = False,
@@ -107,62 +120,65 @@ def predict(
     """Answer texts: translate, go on with a prompt, fill [MASK], label, embed; label pictures, write down speech."""
     if as_json and (stream or out):
         raise UserError("--json writes whole answers: leave out --stream and --out")
-    if align and not as_json:
-        raise UserError("--align writes matrices: say --json as well")
+    if attention and not as_json:
+        raise UserError("--attention writes matrices: say --json as well")
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
     from regard.use.embed import Embedder
 
-    loaded = opened(run, device, parts, int8, beside)
-    of_vectors = {"pool": pool, "unit": unit, "similarity": similarity or None, "out": out}
+    loaded = opened(run, device, parts, int8, ensemble)
+    of_vectors = {"pool": pool, "normalize": normalize, "similarity": similarity or None, "out": out}
     if embed or any(value is not None for value in of_vectors.values()):
         loaded = Embedder.of(loaded)
     own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
-           "align": align or None, "stream": stream or None, "draft": draft}  # fmt: skip
-    guess = 4 if draft is not None and guess is None else guess
-    if stream and guess:
+           "attention": attention or None, "stream": stream or None, "draft_model": draft_model}  # fmt: skip
+    speculate = 4 if draft_model is not None and speculate is None else speculate
+    if stream and speculate:
         raise UserError(
-            "guesses are read several at a time, and --stream tells tokens one by one: leave one of them out"
+            "--speculate accepts several tokens at a time, and --stream prints them one by one: leave one out"
         )
-    way = way_of(loaded, own, beam=beam, penalty=penalty, stop=stop, best=best, temperature=temperature, top_k=top_k,
-                 top_p=top_p, min_p=min_p, repetition=repetition, seed=seed, most=most, cut=cut or None, guess=guess,
-                 shortlist=shortlist or None)  # fmt: skip
-    if seed is not None and not way.draws:
+    config = decode_config(
+        loaded, own, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping, num_return=num_return,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        seed=seed, max_new_tokens=max_new_tokens, truncate=truncate or None, speculate=speculate,
+        shortlist=shortlist or None,
+    )  # fmt: skip
+    if seed is not None and not config.draws:
         raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")
     if loaded.takes != "texts":
-        return _tell_files(loaded, files or [], way, as_json)
+        return _tell_files(loaded, files or [], config, as_json)
     texts = lines_of(files or ["-"]) if isinstance(loaded, Embedder) else texts_of(loaded, files or ["-"])
     if out is not None:
-        return loaded.save(texts, out, way)
+        return loaded.save(texts, out, config)
     interactive = (files or ["-"]) == ["-"] and sys.stdin.isatty()
-    if stream is None and not as_json and _can_stream(loaded, way):
+    if stream is None and not as_json and _can_stream(loaded, config):
         texts, first = _peeked(texts, 0 if interactive else 2)
         stream = interactive or len(first) == 1
     if stream:
-        return _tell_streams(loaded, texts, way)
-    for answers in loaded.answers(texts, way, align, 1 if interactive else AHEAD):
+        return _tell_streams(loaded, texts, config)
+    for answers in loaded.answers(texts, config, attention, 1 if interactive else AHEAD):
         _tell(answers, as_json)
 
 
 def opened(
-    run: Path, device: str, parts: list[Path] | None, int8: bool = False, beside: list[Path] | None = None
+    run: Path, device: str, parts: list[Path] | None, int8: bool = False, ensemble: list[Path] | None = None
 ) -> Any:
     """What answers with a run, or with several together."""
     from regard.folder import load
 
     for folder in parts or []:
         add_folder(folder)
-    loaded = load([run, *(beside or [])], device, int8)
+    loaded = load([run, *(ensemble or [])], device, int8)
     if loaded.note:
         print(f"regard: {printable(loaded.note)}", file=sys.stderr)
     return loaded
 
 
-def way_of(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
+def decode_config(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
     """How answers are found. Options that the run does not know are refused; those of its `own` become attributes of
     it, under the same names."""
-    from regard.decode import Way
+    from regard.decode import DecodeConfig
 
     own, given = ({name: value for name, value in some.items() if value is not None} for some in (own, given))
     for name in (*own, *given):
@@ -170,9 +186,9 @@ def way_of(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
             known = ", ".join(_option(one) for one in loaded.options) or "none of this kind"
             raise UserError(f"this model has nothing to do with {_option(name)}; its options: {known}")
     for name, value in own.items():
-        if name not in ("align", "stream", "out"):
+        if name not in ("attention", "stream", "out"):
             setattr(loaded, name, value)
-    return Way.read(given, loaded.way)
+    return DecodeConfig.read(given, loaded.config)
 
 
 def _option(name: str) -> str:
@@ -214,24 +230,30 @@ def _peeked(texts: Iterator[str], count: int) -> tuple[Iterator[str], list[str]]
     return chain(first, texts), first
 
 
-def _can_stream(loaded: Any, way: Any) -> bool:
+def _can_stream(loaded: Any, config: Any) -> bool:
     """Whether a person watches a prompt being continued."""
-    return sys.stdout.isatty() and "stream" in loaded.options and not loaded.pairs and way.beam == 1 and not way.guess
+    return (
+        sys.stdout.isatty()
+        and "stream" in loaded.options
+        and not loaded.pairs
+        and config.beam == 1
+        and not config.speculate
+    )
 
 
-def _tell_streams(loaded: Any, texts: Iterator[str], way: Any) -> None:
+def _tell_streams(loaded: Any, texts: Iterator[str], config: Any) -> None:
     for text in texts:
-        for piece in loaded.stream(text, way):
+        for piece in loaded.stream(text, config):
             sys.stdout.write(_safe(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
 
 
-def _tell_files(loaded: Any, files: list[str], way: Any, as_json: bool) -> None:
+def _tell_files(loaded: Any, files: list[str], config: Any, as_json: bool) -> None:
     """Each file is an input by itself."""
     if not files or "-" in files:
         raise UserError(f"this model takes {loaded.takes}: name the files")
-    for file, answers in zip(files, loaded.answers(loaded.read(files), way), strict=True):
+    for file, answers in zip(files, loaded.answers(loaded.read(files), config), strict=True):
         _tell(answers, as_json, file if as_json or len(files) > 1 else "", sure=loaded.takes == "images")
 
 

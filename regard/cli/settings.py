@@ -62,10 +62,10 @@ def settings(
 def every() -> Iterator[Setting]:
     """All settings, in the order of the constructors."""
     from regard.core import Model, Stack
-    from regard.decode import Way
+    from regard.decode import DecodeConfig
     from regard.train.settings import Settings
 
-    for section, kinds in (("model", (Model, Stack)), ("train", (Settings,)), ("decode", (Way,))):
+    for section, kinds in (("model", (Model, Stack)), ("train", (Settings,)), ("decode", (DecodeConfig,))):
         arguments = inspect.signature(kinds[0]).parameters
         told = {name: text for kind in reversed(kinds) for name, text in meanings(kind, set(arguments)).items()}
         for name, argument in arguments.items():

@@ -66,13 +66,16 @@ Lora = Annotated[
 ]
 Lr = Annotated[float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Peak learning rate (train.lr).")]
 BatchTokens = Annotated[
-    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Tokens of a batch, padding included (train.batch).")
+    int | None,
+    typer.Option(rich_help_panel=OPTIMIZATION, help="Tokens of a batch, padding included (train.batch_tokens)."),
 ]
-BatchSize = Annotated[int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Sequences of a batch (train.rows).")]
+BatchSize = Annotated[
+    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Sequences of a batch (train.batch_size).")
+]
 Optimizer = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", rich_help_panel=OPTIMIZATION, help="adam, adamw, muon, adafactor, sgd (train.optimiser)."
+        metavar="NAME", rich_help_panel=OPTIMIZATION, help="adam, adamw, muon, adafactor, sgd (train.optimizer)."
     ),
 ]
 Schedule = Annotated[
@@ -86,13 +89,13 @@ Dropout = Annotated[
     float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Dropout of the model (model.dropout).")
 ]
 LabelSmoothing = Annotated[
-    float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Label smoothing (train.smoothing).")
+    float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Label smoothing (train.label_smoothing).")
 ]
 WeightDecay = Annotated[
     float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Weight decay of matrices (train.weight_decay).")
 ]
 EvalSteps = Annotated[
-    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Steps between evaluations on dev (train.evaluate).")
+    int | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Steps between evaluations on dev (train.eval_steps).")
 ]
 Patience = Annotated[
     int | None,
@@ -221,10 +224,11 @@ def train(
             if lora is not None and lora < 1:
                 raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
             keys = {
-                "train.lr": lr, "train.batch": batch_tokens, "train.rows": batch_size, "train.optimiser": optimizer,
-                "train.schedule": schedule, "train.warmup": warmup, "model.dropout": dropout,
-                "train.smoothing": label_smoothing, "train.weight_decay": weight_decay, "train.evaluate": eval_steps,
-                "train.patience": patience, "train.minutes": minutes, "train.steps": steps, "train.epochs": epochs,
+                "train.lr": lr, "train.batch_tokens": batch_tokens, "train.batch_size": batch_size,
+                "train.optimizer": optimizer, "train.schedule": schedule, "train.warmup": warmup,
+                "model.dropout": dropout, "train.label_smoothing": label_smoothing, "train.weight_decay": weight_decay,
+                "train.eval_steps": eval_steps, "train.patience": patience,
+                "train.minutes": minutes, "train.steps": steps, "train.epochs": epochs,
                 "train.seed": seed, "train.metric": metric[0] if metric else None, "train.freeze": freeze,
             }  # fmt: skip
             chosen = [f"{key}={value}" for key, value in keys.items() if value is not None]

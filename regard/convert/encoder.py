@@ -93,9 +93,14 @@ class Encoder(Family):
             made["objective"] = {"part": "match"}
         pooled = config.get("sentence_transformers")
         if kind == "vectors" and pooled is not None:
-            model["head"] = {"part": "embed", "pool": pooled["pool"], "unit": pooled["unit"], "over": model["head"]}
+            model["head"] = {
+                "part": "embed",
+                "pool": pooled["pool"],
+                "normalize": pooled["normalize"],
+                "over": model["head"],
+            }
             if pooled.get("longest"):
-                made["decode"] = {"longest": pooled["longest"], "cut": True}
+                made["decode"] = {"max_source_tokens": pooled["longest"], "truncate": True}
         return made
 
     def _vocabulary(self, config: Config, model: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +166,8 @@ class Encoder(Family):
         if kind == "vectors" and self.pooler and over not in ("summary", {"part": "summary"}):
             config["add_pooling_layer"] = False
         if head["part"] == "embed":
-            pooled = {"pool": head.get("pool", "mean"), "unit": head.get("unit", False)}
-            config["sentence_transformers"] = pooled | {"longest": dig(made, "decode.longest")}
+            pooled = {"pool": head.get("pool", "mean"), "normalize": head.get("normalize", False)}
+            config["sentence_transformers"] = pooled | {"longest": dig(made, "decode.max_source_tokens")}
         return config
 
     def seen(self, config: Config, names: Collection[str]) -> Config:

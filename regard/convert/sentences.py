@@ -30,7 +30,7 @@ class Lengths(TypedDict, total=False):
 
 
 def read(folder: Path) -> Table | None:
-    """{pool, unit, longest}; None where the folder says nothing about sentences."""
+    """{pool, normalize, longest}; None where the folder says nothing about sentences."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -42,7 +42,7 @@ def read(folder: Path) -> Table | None:
     pooling = named_path(folder, kinds["Pooling"])
     if pooling is None:
         raise UserError(f"{short(path)} names '{kinds['Pooling']}', which is not in this folder")
-    return {"pool": _pool(pooling), "unit": "Normalize" in kinds, "longest": longest}
+    return {"pool": _pool(pooling), "normalize": "Normalize" in kinds, "longest": longest}
 
 
 def _kinds(path: Path) -> dict[str, str]:
@@ -64,7 +64,7 @@ def _pool(folder: Path) -> str:
 
 def files(table: Table, width: int) -> dict[str, Any]:
     """The files that say so, by name."""
-    kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if table["unit"] else {})
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if table["normalize"] else {})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(kinds.items())

@@ -1,4 +1,4 @@
-// What learning on a processor spends its time on besides large products: attention and its gradient, whose weights
+// What learning on a CPU spends its time on besides large products: attention and its gradient, whose weights
 // never leave the cache, the bends of feed-forwards, dropout, and the powers of a softmax over many words.
 // Compiled with native.cpp and called by core/learn.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.

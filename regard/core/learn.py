@@ -1,4 +1,4 @@
-"""Learning on a processor with kernels of our own, learn.cpp: the same as torch's operations and their gradients, with
+"""Learning on a CPU with kernels of our own, learn.cpp: the same as torch's operations and their gradients, with
 less memory to write and to read again.
 
 Attention keeps no weights, feed-forwards keep one vector of hidden channels and not two, and dropout keeps a number.
@@ -241,7 +241,7 @@ def adds_to(weight: Tensor) -> tuple[float, Tensor | None]:
 
 
 def look_up(table: Tensor, numbers: Tensor) -> Tensor:
-    """Rows of a table (rows, dim), on a processor: what is learned of them is added where the rest of the table's
+    """Rows of a table (rows, dim), on a CPU: what is learned of them is added where the rest of the table's
     gradient is, and there is no table of zeros for it."""
     if _now.sums is None or not table.requires_grad or not table.is_cpu or not torch.is_grad_enabled():
         return F.embedding(numbers, table)

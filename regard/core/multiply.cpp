@@ -1,4 +1,4 @@
-// y = x p for many rows, and maybe more than that while it is still near, for processors that torch's library was not made
+// y = x p for many rows, and maybe more than that while it is still near, for CPUs that torch's library was not made
 // for. What is multiplied by lies in panels, made once; rows are read where they are. Called by core/multiply.py, and tested
 // against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
@@ -140,7 +140,7 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
 KERNELS(float, float32)
 KERNELS(double, float64)
 
-// Whether products are faster here than in torch's library, which was made for the processors of another maker.
+// Whether products are faster here than in torch's library, which was made for the CPUs of another maker.
 extern "C" int multiplies(void) {
 #if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
     __builtin_cpu_init();

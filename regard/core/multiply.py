@@ -1,4 +1,4 @@
-"""Products of many rows by a kernel of our own, multiply.cpp, for processors that torch's library was not made for.
+"""Products of many rows by a kernel of our own, multiply.cpp, for CPUs that torch's library was not made for.
 What is multiplied by is laid out once and may be used again; what follows on a product, such as a bend, is done while
 its numbers are near."""
 

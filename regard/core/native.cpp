@@ -1,4 +1,4 @@
-// What decoding on a processor spends its time on, where torch's own operations are far from what the machine can do:
+// What decoding on a CPU spends its time on, where torch's own operations are far from what the machine can do:
 // products of a few rows, products in eight bits, attention of a few queries over a cache, the likeliest words.
 // Compiled when first wanted and called by core/native.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
@@ -572,7 +572,7 @@ KERNELS(float, float32)
 KERNELS(double, float64)
 extern "C" int sizes(int which) { return which == 0 ? ROWS : which == 1 ? PANEL * BYTES : KEEP; }
 
-// Whether there are matrix tiles (AMX) whose sizes the processor does not tell, as in some virtual machines.
+// Whether there are matrix tiles (AMX) whose sizes the CPU does not tell, as in some virtual machines.
 extern "C" int untold(void) {
 #if defined(__x86_64__)
     enum { FEATURES = 7, TILES = 1 << 24, SIZES = 0x1D };

@@ -1,4 +1,4 @@
-// Vectors of floats or doubles as wide as the processor has them, functions of them, and what else the kernels share.
+// Vectors of floats or doubles as wide as the CPU has them, functions of them, and what else the kernels share.
 
 #pragma once
 #include <math.h>
@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 #if defined(__AVX512F__)
-#define BYTES 64  // of a vector; where the processor's are shorter, the compiler uses several
+#define BYTES 64  // of a vector; where the CPU's are shorter, the compiler uses several
 enum { ROWS = 12, WIDE = 4 };  // rows of a tile of scores; rows that share the weights of a product
 #else
 #define BYTES 32

@@ -1,4 +1,4 @@
-"""Kernels in the processor's own language: native.cpp for decoding, learn.cpp for learning, multiply.cpp for products
+"""Kernels in machine code: native.cpp for decoding, learn.cpp for learning, multiply.cpp for products
 of many rows, compiled once for this machine by the compiler that is there, in some seconds, when first wanted. Where
 there is none, or REGARD_NATIVE is 0, torch's operations do the same. Here is how they are made, and those for decoding;
 the others are in learn.py and multiply.py.
@@ -167,7 +167,7 @@ def kernels() -> Kernels | None:
 
 
 def _compiled(command: list[str]) -> Path:
-    """The library that a command makes, as long as source, compiler and processor are these."""
+    """The library that a command makes, as long as source, compiler and CPU are these."""
     program = Path(command[0]).resolve()
     version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
     made_of = (
@@ -253,7 +253,7 @@ def _own_folder() -> Path:
 
 
 def _processor() -> str:
-    """What tells processors apart that do not know the same instructions."""
+    """What tells CPUs apart that do not know the same instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -262,7 +262,7 @@ def _processor() -> str:
 
 
 def native(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """The kernels, if they can take such tensors: numbers of one kind on a processor, nothing to learn, and nobody who
+    """The kernels, if they can take such tensors: numbers of one kind on a CPU, nothing to learn, and nobody who
     watches or records single operations."""
     if torch.is_grad_enabled():
         if first.requires_grad:

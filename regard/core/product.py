@@ -1,5 +1,5 @@
 """Linear maps by products of our own, where these are faster. Of a few rows, which is what decoding is made of: such a
-product is spent on reading weights, and how many cores torch has read them depends on the processor; here every core
+product is spent on reading weights, and how many cores torch has read them depends on the CPU; here every core
 reads its share. Of many rows, in learning and in reading prompts: see multiply.py."""
 
 from typing import Any, TypeGuard
@@ -26,7 +26,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            self.packed = None  # the weights may be about to change, and not every optimiser tells
+            self.packed = None  # the weights may be about to change, and not every optimizer tells
         return linear(x, self.weight, self.bias)
 
     def map(self, x: Tensor) -> native.Map | None:

@@ -94,7 +94,9 @@ class Masking:
         self.template = Template.read(tokenizer, 2 if next_sentence else 1)
         self.room, self.least = context - self.template.size, 2 if next_sentence else 1
         if self.room < self.least:
-            raise UserError(f"train.context of {context} has no room for a text beside {self.template.size} marks")
+            raise UserError(
+                f"train.context_length of {context} has no room for a text beside {self.template.size} marks"
+            )
         ends = np.flatnonzero(np.asarray(stream) == tokenizer.end) if next_sentence and documents else np.array([], int)
         if not len(ends) or ends[-1] < len(stream) - 1:
             ends = np.append(ends, len(stream))

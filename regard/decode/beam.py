@@ -22,31 +22,37 @@ from regard.kernels.top import top
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 
-STOPS = ("full", "likely", "sure")
+EARLY_STOPPING = ("full", "heuristic", "never")
 FEW = 24  # rows, below which their words are found without the table in another order
 
 
 @torch.no_grad()
 def beam(
-    model: Stepper, request: Request, size: int = 5, penalty: float = 1.0, best: int = 1, stop: str = "full"
+    model: Stepper,
+    request: Request,
+    size: int = 5,
+    length_penalty: float = 1.0,
+    num_return: int = 1,
+    early_stopping: str = "full",
 ) -> list[list[Hypothesis]]:
-    """The `best` answers for every row, best first; fewer where there are not so many. What runs out of room before its
-    sentence is done counts as an answer, too.
+    """Return the `num_return` best answers for every row, best first; fewer where there are not so many. A hypothesis
+    that reaches its maximum length counts as an answer, too.
 
-    size:    beginnings kept.
-    penalty: exponent of the length; below 1 favours short answers.
-    stop:    when a sentence is done: "full": `size` answers have ended; "likely": no beginning is likelier than the
-             `best` answers that have ended; "sure": nothing can beat these.
+    size: the hypotheses that are kept.
+    length_penalty: the exponent of the length; below 1 favours short answers.
+    early_stopping: when a sentence is done. full: `size` hypotheses have ended; heuristic: no open hypothesis is more
+        probable than the `num_return` that have ended; never: nothing can beat these.
     """
-    if stop not in STOPS:
-        raise UserError(f"beam search stops when it is {', '.join(STOPS)}, not '{stop}'")
-    if not 1 <= best <= size:
-        raise UserError(f"beam search needs 1 <= best <= size, not best {best} and size {size}")
+    if early_stopping not in EARLY_STOPPING:
+        raise UserError(f"early_stopping is one of {', '.join(EARLY_STOPPING)}, not '{early_stopping}'")
+    if not 1 <= num_return <= size:
+        raise UserError(f"beam search needs 1 <= num_return <= size, not {num_return} and size {size}")
     coming, state = request.begin(model)
     choose, reorder = chooser(model, request, 2 * size), getattr(model, "reorder", select)
     batch = len(request.prefix)
     totals = coming.x.new_zeros(batch, 1, dtype=torch.promote_types(coming.x.dtype, torch.float32))
-    answers = Answers(batch, size, best, penalty, totals, request.ahead)  # totals (live, beams): log p of what is said
+    answers = Answers(batch, size, num_return, length_penalty, totals, request.ahead)
+    # totals (live, beams): log p of what is said
     rows = torch.arange(batch, device=totals.device)  # (live,) the sentences that are still searched
     said = request.prefix.new_empty(batch, 1, 0)  # (live, beams, length); at first there is one beginning
     while True:
@@ -61,7 +67,7 @@ def beam(
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         said = torch.cat((said.gather(1, parents[..., None].expand(-1, -1, length - 1)), tokens[..., None]), -1)
         most = request.most[rows]
-        going = ~answers.settled(rows, totals[:, 0], length, most, stop)
+        going = ~answers.are_done(rows, totals[:, 0], length, most, early_stopping)
         full = (going & (most <= length))[:, None].expand_as(totals)
         own = torch.arange(size, device=rows.device).expand_as(totals)
         answers.add(rows, full, totals, said, own, length, ended=False)
@@ -123,11 +129,11 @@ def grow(totals: Tensor, logs: Tensor, tokens: Tensor, wide: int) -> tuple[Tenso
 class Answers:
     """What is done, for every sentence of the batch."""
 
-    def __init__(self, batch: int, size: int, best: int, penalty: float, like: Tensor, ahead: int = 0):
-        self.best, self.penalty, self.ahead = best, penalty, ahead
+    def __init__(self, batch: int, size: int, num_return: int, length_penalty: float, like: Tensor, ahead: int = 0):
+        self.num_return, self.length_penalty, self.ahead = num_return, length_penalty, ahead
         self.found: list[list[Hypothesis]] = [[] for _ in range(batch)]
         self.held = like.new_full((batch, size), -torch.inf)  # the best scores found, best first
-        self.sums = like.new_full((batch, best), -torch.inf)  # the likeliest found, by log p alone
+        self.sums = like.new_full((batch, num_return), -torch.inf)  # the most probable found, by log p alone
 
     def add(
         self, rows: Tensor, chosen: Tensor, totals: Tensor, said: Tensor, beams: Tensor, length: int, ended: bool
@@ -139,7 +145,7 @@ class Answers:
         if not len(sentence):
             return
         done = totals[sentence, candidate]
-        weight = (length + self.ahead) ** self.penalty
+        weight = (length + self.ahead) ** self.length_penalty
         told = (rows[sentence], done, done / weight, said[sentence, beams[sentence, candidate]])
         for row, total, score, tokens in zip(*(t.tolist() for t in told), strict=True):
             self.found[row].append(Hypothesis(tokens, score, total, ended))
@@ -147,15 +153,15 @@ class Answers:
         for held, new in ((self.held, sums / weight), (self.sums, sums)):
             held[rows] = torch.cat((held[rows], new), 1).topk(held.shape[1], -1).values
 
-    def settled(self, rows: Tensor, top: Tensor, length: int, most: Tensor, stop: str) -> Tensor:
+    def are_done(self, rows: Tensor, top: Tensor, length: int, most: Tensor, early_stopping: str) -> Tensor:
         """(live,) where search is over. `top` is the best unfinished sum, which can only fall."""
-        if stop == "likely":
+        if early_stopping == "heuristic":
             return self.sums[rows, -1] >= top
         held = self.held[rows]
-        if stop == "full":
+        if early_stopping == "full":
             return (held[:, -1] > -torch.inf) | (top == -torch.inf)
-        kindest = most if self.penalty > 0 else most.clamp(max=length + 1)  # the length that is
-        return held[:, self.best - 1] >= top / (kindest + self.ahead).to(top.dtype) ** self.penalty
+        kindest = most if self.length_penalty > 0 else most.clamp(max=length + 1)  # the length that is
+        return held[:, self.num_return - 1] >= top / (kindest + self.ahead).to(top.dtype) ** self.length_penalty
 
     def sorted(self) -> list[list[Hypothesis]]:
-        return [sorted(answers, key=lambda one: -one.score)[: self.best] for answers in self.found]
+        return [sorted(answers, key=lambda one: -one.score)[: self.num_return] for answers in self.found]

@@ -12,7 +12,7 @@ from regard.core import Memory, UserError, select
 from regard.core.hooks import hooked
 from regard.machine import keep_memory
 
-SCORES = 2_500_000  # made at a time: they stay in the processor's cache
+SCORES = 2_500_000  # made at a time: they stay in the CPU's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
 Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row has said (rows, time) -> other scores
 
@@ -130,7 +130,7 @@ class Next(NamedTuple):
 
     def each(self, work: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `work` makes of scores (n, vocab), which are its own, and of the rows that they are of; all rows
-        together. On a processor the scores of a few rows are worked on while they are near."""
+        together. On a CPU the scores of a few rows are worked on while they are near."""
         parts = -(-len(self.x) // self.many) if self.x.device.type == "cpu" else 1
         many = -(-len(self.x) // parts)  # all about equally large
         found = []

@@ -27,14 +27,14 @@ Listen = Callable[[int, int], None]
 Seeds = Sequence[int | Sequence[int]]
 
 
-class Knobs(NamedTuple):
+class SamplingParams(NamedTuple):
     """How a token is chosen: see `stream`."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition: float = 1.0
+    repetition_penalty: float = 1.0
 
 
 class Said(NamedTuple):
@@ -57,7 +57,7 @@ def sample(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    repetition: float = 1.0,
+    repetition_penalty: float = 1.0,
     seeds: Seeds | None = None,
     listen: Listen | None = None,
 ) -> list[Hypothesis]:
@@ -65,7 +65,7 @@ def sample(
     batch, device = request.prefix.shape[0], request.prefix.device
     said = torch.full((batch, int(request.most.max())), request.end, device=device)
     logprobs = torch.zeros(said.shape, device=device)
-    for at, new in enumerate(stream(model, request, temperature, top_k, top_p, min_p, repetition, seeds)):
+    for at, new in enumerate(stream(model, request, temperature, top_k, top_p, min_p, repetition_penalty, seeds)):
         said[new.rows, at] = new.tokens
         logprobs[new.rows, at] = new.logprobs.float()
         if listen:
@@ -88,28 +88,28 @@ def stream(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    repetition: float = 1.0,
+    repetition_penalty: float = 1.0,
     seeds: Seeds | None = None,
 ) -> Iterator[Said]:
     """Step by step, all rows at once.
 
     temperature: 0 is greedy.
     top_k, top_p, min_p: leave out the unlikely; 0, 1 and 0 leave out nothing.
-    repetition: above 1 discourages tokens that a row had before, its prefix included.
+    repetition_penalty: above 1 discourages tokens that a row had before, its prefix included.
     seeds: one for each row, a number or several; a row's answer depends on its own alone. None: new ones.
     """
-    knobs = _checked(Knobs(temperature, top_k, top_p, min_p, repetition))
+    sampling = _checked(SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty))
     coming, state = request.begin(model)
     most, longest, room, batch = request.most, int(request.lengths.max()), request.room, len(request.prefix)
     noise = noise_of(seeds, batch, int(most.max()), coming.x.device) if temperature else None
     rows = torch.arange(batch, device=coming.x.device)  # which of the request's rows each one is
     going = torch.ones_like(rows, dtype=torch.bool)
-    before = _real(request) if repetition != 1 else None  # (rows, time) all that each row holds
+    before = _real(request) if repetition_penalty != 1 else None  # (rows, time) all that each row holds
     said = request.prefix[:, :0]  # (rows, time) since the prefix
 
     def choose(scores: Tensor, some: slice) -> tuple[Tensor, Tensor]:
         chance = None if noise is None else noise[rows[some], at]
-        return chosen(scores, None if before is None else before[some], chance, knobs)
+        return chosen(scores, None if before is None else before[some], chance, sampling)
 
     for at in count():
         tokens, logprobs = coming.each(choose)
@@ -130,18 +130,24 @@ def stream(
         coming, state = request.follow(model, tokens[:, None], state, said)
 
 
-def chosen(scores: Tensor, before: Tensor | None, chance: Tensor | None, knobs: Knobs) -> tuple[Tensor, Tensor]:
+def chosen(
+    scores: Tensor, before: Tensor | None, chance: Tensor | None, sampling: SamplingParams
+) -> tuple[Tensor, Tensor]:
     """scores (rows, vocab) -> a token for each row, and its log p by the model itself. before (rows, time): what a row
     holds, where repeats are discouraged; chance (rows,): above 0, up to 1, where tokens are drawn."""
-    bent = scores if knobs.repetition == 1 or before is None else discourage(scores, before, knobs.repetition)
-    tokens = bent.argmax(-1) if chance is None else draw(*likely(bent, *knobs[:4]), chance)
+    bent = (
+        scores
+        if sampling.repetition_penalty == 1 or before is None
+        else discourage(scores, before, sampling.repetition_penalty)
+    )
+    tokens = bent.argmax(-1) if chance is None else draw(*likely(bent, *sampling[:4]), chance)
     return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
 
 
-def discourage(scores: Tensor, before: Tensor, repetition: float) -> Tensor:
+def discourage(scores: Tensor, before: Tensor, repetition_penalty: float) -> Tensor:
     """scores (rows, vocab) with those of the tokens `before` (rows, time) made smaller."""
     old = scores.gather(1, before)
-    return scores.scatter(1, before, torch.where(old > 0, old / repetition, old * repetition))
+    return scores.scatter(1, before, torch.where(old > 0, old / repetition_penalty, old * repetition_penalty))
 
 
 def likely(
@@ -184,11 +190,11 @@ def _real(request: Request) -> Tensor:
     return request.prefix if request.valid is None else request.prefix.where(request.valid, request.prefix[:, :1])
 
 
-def _checked(knobs: Knobs) -> Knobs:
-    temperature, top_k, top_p, min_p, repetition = knobs
-    if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1 and repetition > 0):
+def _checked(sampling: SamplingParams) -> SamplingParams:
+    temperature, top_k, top_p, min_p, repetition_penalty = sampling
+    if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and 0 <= min_p <= 1 and repetition_penalty > 0):
         raise UserError(
-            "sampling needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and repetition > 0, not "
-            f"{temperature:g}, {top_k}, {top_p:g}, {min_p:g} and {repetition:g}"
+            "sampling needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and repetition_penalty > 0, "
+            f"not {temperature:g}, {top_k}, {top_p:g}, {min_p:g} and {repetition_penalty:g}"
         )
-    return knobs
+    return sampling

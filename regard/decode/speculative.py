@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import UserError, select
 
 from .result import Hypothesis, Request, Stepper, exact, must_be_numbers
-from .sample import Knobs, Listen, Seeds, chosen, noise_of
+from .sample import Listen, SamplingParams, Seeds, chosen, noise_of
 
 LONG = 12  # tokens that are read again with new guesses, before they become part of the state
 MOST = 48  # guesses at a time: a cache that forgets can take back a step of 64 positions, and no longer one
@@ -30,7 +30,7 @@ class Draft(Protocol):
     def __call__(self, held: list[list[int]], count: int) -> list[list[int]]: ...
 
 
-class Before:
+class NgramDraft:
     """What came after the same few tokens when they last stood in the row: texts that repeat themselves, answers that
     quote their prompt.
 
@@ -51,7 +51,7 @@ class Before:
         return []
 
 
-class Smaller:
+class ModelDraft:
     """Another model over the same tokens, greedily; for rows that look at no source.
 
     room: positions that it will be asked for.
@@ -89,7 +89,7 @@ def speculate(
     request: Request,
     draft: Draft,
     guesses: int = 4,
-    knobs: Knobs | None = None,
+    sampling: SamplingParams | None = None,
     seeds: Seeds | None = None,
     listen: Listen | None = None,
 ) -> list[Hypothesis]:
@@ -99,9 +99,9 @@ def speculate(
     """
     if not 1 <= guesses <= MOST:
         raise UserError(f"a draft makes from 1 to {MOST} guesses at a time, not {guesses}")
-    knobs = knobs or Knobs()
+    sampling = sampling or SamplingParams()
     batch, device = request.prefix.shape[0], request.prefix.device
-    noise = noise_of(seeds, batch, int(request.most.max()), device) if knobs.temperature else None
+    noise = noise_of(seeds, batch, int(request.most.max()), device) if sampling.temperature else None
     most = request.most.tolist()
     held = [row[:length] for row, length in zip(request.prefix.tolist(), request.lengths.tolist(), strict=True)]
     said: list[list[int]] = [[] for _ in held]
@@ -111,7 +111,7 @@ def speculate(
         """The next token of a row, by scores (vocab,)."""
         before = torch.tensor([held[row]], device=device)
         chance = None if noise is None else noise[row : row + 1, len(said[row])]
-        token, log = chosen(scores[None], before, chance, knobs)
+        token, log = chosen(scores[None], before, chance, sampling)
         said[row].append(int(token))
         held[row].append(int(token))
         logs[row] += float(log)

@@ -1,4 +1,4 @@
-"""Several batches at once: on a processor, two cores that work on a batch each get further than two that share every
+"""Several batches at once: on a CPU, two cores that work on a batch each get further than two that share every
 small product of one. By processes of their own where there can be some, by threads otherwise."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .layout import Cover, Look, outline, plan, share
 from .see import See
 
 BLOCK = 128  # queries
-AT_ONCE = 1 << 19  # scores that live together, so that they stay in the processor's cache
+AT_ONCE = 1 << 19  # scores that live together, so that they stay in the CPU's cache
 LENGTH = {"cpu": 512, "cuda": 16384}  # what is shorter is left to the dense kernel
 SHARE = {"cpu": 0.4, "cuda": 0.1}  # of all pairs; what has more is left to the dense kernel
 SLOW = 1.75  # times the share, where the dense kernel has to write all weights down

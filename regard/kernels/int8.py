@@ -1,12 +1,12 @@
 """Linear maps in whole numbers of eight bits, for a model that has learned: a quarter of the memory to read, which is
-what a processor waits for when it decodes.
+what a CPU waits for when it decodes.
 
     w = round(127 W / max |W|)      one maximum for each output
     q = round(63 x / max |x|)       one maximum for each position, so that no position depends on those beside it
     y = (q w^T) max |W| max |x| / (127 * 63) + b
 
 Sums of products are exact, so that a sequence gives the same however it is cut, as it does in floats. Inputs have seven
-bits, not eight: where a processor adds pairs of products in sixteen bits, eight would overflow.
+bits, not eight: where a CPU adds pairs of products in sixteen bits, eight would overflow.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Int8Head(Head):
 @torch.no_grad()
 def quantise(model: Model) -> Model:
     """The model with its linear maps, and its head where that is a product with a table, in eight bits; for decoding on
-    a processor. In place."""
+    a CPU. In place."""
     if not isinstance(model, Model):
         raise UserError("int8 is for models with one stack of layers at the end, not for two towers")
     device = next(model.parameters()).device

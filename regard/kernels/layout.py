@@ -132,7 +132,7 @@ def _plan(pattern: Pattern | None, length: int, block: int, device: torch.device
     ways = [[alone], *([_kindred(pattern, kin, at, block), rest] for kin, rest in zip(kinds, rests, strict=True))]
     plans = []
     for head in range(len(ways[0][0])):
-        choices = [[covers[head] for covers in way if covers[head].pairs] for way in ways]
+        choices = [[covers[head] for covers in config if covers[head].pairs] for config in ways]
         plans.append(
             min(choices, key=lambda covers: sum(cover.pairs for cover in covers) * (1 + JOINING * len(covers)))
         )

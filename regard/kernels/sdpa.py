@@ -1,4 +1,4 @@
-"""Attention by torch's fused kernel, dense; where that is slow, on a processor, by kernels of our own for a few queries
+"""Attention by torch's fused kernel, dense; where that is slow, on a CPU, by kernels of our own for a few queries
 and for learning, and by the same products one after the other for few keys."""
 
 import torch

@@ -1,4 +1,4 @@
-"""The few largest of many numbers. To sort a part of a long row is slow on a processor; one pass over it is not."""
+"""The few largest of many numbers. To sort a part of a long row is slow on a CPU; one pass over it is not."""
 
 from __future__ import annotations
 

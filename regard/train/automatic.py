@@ -200,12 +200,13 @@ def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: 
 
 def _batch(task: Task, train: dict[str, Any], parameters: int, length: float) -> float:
     """Return the positions of a step, about. length: of an example."""
-    batch, rows, context = train.get("batch", batch_of(parameters)), train.get("rows", 0), train.get("context", 256)
+    batch, rows = train.get("batch_tokens", batch_of(parameters)), train.get("batch_size", 0)
+    context = train.get("context_length", 256)
     if task.reads == "text":
         batch = (rows or max(batch // context, 1)) * context
     elif rows:
         batch = min(batch, rows * max(length, 1.0))
-    return batch * train.get("accumulate", 1)
+    return batch * train.get("gradient_accumulation", 1)
 
 
 def batch_of(parameters: int) -> int:
@@ -239,14 +240,14 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
     if known.whole_words:  # the recipe says the rest
         yield from epochs_of_words(known)
         return
-    yield Choice("train.optimiser", "muon", "matrices; AdamW the rest")
+    yield Choice("train.optimizer", "muon", "matrices; AdamW the rest")
     yield Choice("train.lr", round(0.004 * min(1.0, (128 / known.width) ** 0.5), 4), f"width {known.width}")
     yield Choice("train.schedule", "linear", "to 0 at the end of the budget")
     yield Choice("train.warmup", 50)
-    yield Choice("train.batch", batch_of(known.parameters), f"{short(known.parameters)} parameters")
+    yield Choice("train.batch_tokens", batch_of(known.parameters), f"{short(known.parameters)} parameters")
     yield Choice("train.weight_decay", 0.1)
     if known.task == "Pairs":
-        yield Choice("train.smoothing", 0.1, "translation")
+        yield Choice("train.label_smoothing", 0.1, "translation")
     rate = next(rate for most, rate in DROPOUT if known.passes <= most)
     yield Choice("model.dropout", rate, f"about {known.passes:.2g} passes over {short(known.examples)} examples")
 
@@ -286,12 +287,12 @@ def fine_tuning(known: Facts) -> Iterator[Choice]:
 
 def new_head(known: Facts) -> Iterator[Choice]:
     """Small batches, since there are few steps in a few passes over little data; and what every word means is known."""
-    yield Choice("train.rows", ROWS)
+    yield Choice("train.batch_size", ROWS)
     if known.classes > MANY:
         yield Choice("train.head_lr", 5.0, f"{known.classes} labels")
     if not known.lora and known.examples < LITTLE:
         yield Choice("train.freeze", "embed", f"{short(known.examples)} examples")
-    yield Choice("train.evaluate", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
+    yield Choice("train.eval_steps", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
 
 
 def sentence(choices: Sequence[Choice], as_published: bool) -> str:

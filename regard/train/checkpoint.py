@@ -43,7 +43,7 @@ class Best(TypedDict):
 class Numbers(TypedDict, total=False):
     """The entries of trainer.json."""
 
-    optimiser: str
+    optimizer: str
     step: Natural
     tokens: Natural
     epoch: Natural
@@ -198,12 +198,12 @@ def finished(run: Path) -> Path | None:
     if not path.is_file():
         return None
     if (run / SUMS).is_file() and sums(run, [MODEL]) != (run / SUMS).read_text(encoding="utf-8", errors="replace"):
-        way = (
+        hint = (
             f"; make it anew of its checkpoints: regard train --resume {short(run)}"
             if found(run / "checkpoints")
             else ""
         )
-        raise UserError(f"{short(path)} is damaged: its contents are not what was written{way}")
+        raise UserError(f"{short(path)} is damaged: its contents are not what was written{hint}")
     return path
 
 

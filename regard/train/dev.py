@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.core import Model
 from regard.data.batches import IGNORE, Batch, pad_rows
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.metrics import measure
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Dev:
         found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         found = {name: found[name] for name in self.forced}
         if self.metrics:
-            answers = [best[0].text for best in self.run(model, None, True).predict(self.sources, Way(cut=True))]
+            answers = [
+                best[0].text for best in self.run(model, None, True).predict(self.sources, DecodeConfig(truncate=True))
+            ]
             found |= {score.name: score.value for score in measure(self.metrics, answers, self.references)}
         return found
 

@@ -1,4 +1,4 @@
-"""More processes that learn from a share of each batch, on a processor: two cores that work on half a batch each get
+"""More processes that learn from a share of each batch, on a CPU: two cores that work on half a batch each get
 further than two that share every small product.
 
 They are forks of this one. Weights lie in memory that all of them see, and gradients in memory that this one sees, so

@@ -23,7 +23,7 @@ from regard.core.memory import Weightless
 from regard.core.paths import check_run_folder
 from regard.data import Corpus, Feed, Lines, overlap
 from regard.data.layout import layout_of
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.folder import about, must_have, tokenizers
 from regard.run import Run
 from regard.use.reader import Reader
@@ -106,7 +106,7 @@ class Prepared:
         job, s = self.job, self.settings
         if not s.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
-        Way.read(self.recipe.get("decode", {}))
+        DecodeConfig.read(self.recipe.get("decode", {}))
         self.task.ask([*job.metrics, s.metric])
         must_have(job.device)
 

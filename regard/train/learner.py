@@ -1,6 +1,6 @@
 """One step after the other: batches in, gradients, a better model out; and the whole of what the next step depends on.
 
-That is weights, optimiser, averages, random numbers, the place in the data and what the objective carries from batch to
+That is weights, optimizer, averages, random numbers, the place in the data and what the objective carries from batch to
 batch: from them, the same steps follow.
 """
 
@@ -25,10 +25,10 @@ from regard.machine import forks, keep_memory
 from .average import Moving
 from .gradients import Gradients
 from .hands import Hands
-from .optimiser import Optimiser
+from .optimizer import Optimizer
 from .settings import Settings
 
-PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a processor, times its width squared; and
+PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a CPU, times its width squared; and
 # at the least: what they leave behind stays small, and products stay large
 SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
 
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 
 class Learner:
-    """A model with its optimiser, in the middle of its data."""
+    """A model with its optimizer, in the middle of its data."""
 
     def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
@@ -80,12 +80,12 @@ class Learner:
         keep_memory()
         if self.device.type == "cpu":
             kernels()  # which helpers have then
-        self.optimiser = Optimiser(model, settings)
-        self.gradients = Gradients(self.optimiser.parameters)
-        self.moving = Moving(self.optimiser.parameters, settings.ema)
+        self.optimizer = Optimizer(model, settings)
+        self.gradients = Gradients(self.optimizer.parameters)
+        self.moving = Moving(self.optimizer.parameters, settings.ema)
         for module in model.modules():
             if isinstance(module, Stack):
-                module.recompute = settings.checkpointing
+                module.recompute = settings.gradient_checkpointing
         self.casts = settings.precision == "bfloat16" and has_bfloat16(self.device)
         taps = [name for name, module in model.named_modules() if isinstance(module, Tap)]
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)
@@ -93,14 +93,14 @@ class Learner:
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
         self._part = max(PART // model.width**2, FEWEST) if self._splits else 0
         self._hands: Hands | None = None
-        self._size = sum(p.numel() for p in self.optimiser.parameters)
+        self._size = sum(p.numel() for p in self.optimizer.parameters)
         self.place = Place.of(feed)
         self._ready: tuple[list[Batch], Place, int] | None = None
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
         self.recent: deque[tuple[float, int]] = deque(maxlen=50)  # seconds and input tokens of steps
 
     def advance(self, rate: Callable[[], float]) -> bool:
-        """One optimiser step, with the learning rate that `rate` gives once all else is known. False when the loss or
+        """One optimizer step, with the learning rate that `rate` gives once all else is known. False when the loss or
         the gradient was not finite, and no weight was changed."""
         begun = time.perf_counter()
         if not self.model.training:
@@ -110,7 +110,7 @@ class Learner:
         self.gradients.begin()
         sums = self._learn_all(batches, count)
         self.gradients.end()
-        norm = self.optimiser.norm()
+        norm = self.optimizer.norm()
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
         if not math.isfinite(sum(nll)) or not math.isfinite(length):
@@ -119,14 +119,14 @@ class Learner:
             return False
         self.step, self.tokens, self.loss = self.step + 1, self.tokens + count, sum(nll) / count
         self.lr = rate()
-        self.optimiser.step(self.lr, length)
+        self.optimizer.step(self.lr, length)
         self.moving.follow(self.step)
         self.recent.append((time.perf_counter() - begun, inputs))
         return True
 
     def _take(self) -> tuple[list[Batch], Place, int]:
         """The batches of the next step, the place after them, and how many tokens they give to read."""
-        batches = [next(self.feed) for _ in range(self.settings.accumulate)]
+        batches = [next(self.feed) for _ in range(self.settings.gradient_accumulation)]
         inputs = sum(batch.inputs for batch in batches)  # before a device would have to be waited for
         return [batch.to(self.device) for batch in batches], Place.of(self.feed), inputs
 
@@ -192,18 +192,18 @@ class Learner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All but the model, as tensors and as numbers. Where there is an average of the weights, it is meant to be
         inside the model now."""
-        tensors = {f"optimiser/{name}": t for name, t in self.optimiser.state().items()} | self.random()
+        tensors = {f"optimizer/{name}": t for name, t in self.optimizer.state().items()} | self.random()
         tensors |= {f"own/{i}": t for i, t in enumerate(self.moving.values)}
         if isinstance(self.objective, Remembers):
             tensors |= {f"objective/{name}": t for name, t in self.objective.state().items()}
-        numbers = {"optimiser": self.settings.optimiser, "step": self.step, "tokens": self.tokens}
+        numbers = {"optimizer": self.settings.optimizer, "step": self.step, "tokens": self.tokens}
         return tensors, numbers | {"epoch": self.place.epoch, "taken": self.place.taken}
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """What `state` gave; the model is as it was then. The place in the data stays: see `seek`."""
-        if numbers["optimiser"] != self.settings.optimiser:
-            raise UserError(f"this run has '{numbers['optimiser']}' as optimiser, not '{self.settings.optimiser}'")
-        self.optimiser.restore(_under("optimiser/", tensors))
+        if numbers["optimizer"] != self.settings.optimizer:
+            raise UserError(f"this run has '{numbers['optimizer']}' as optimizer, not '{self.settings.optimizer}'")
+        self.optimizer.restore(_under("optimizer/", tensors))
         if isinstance(self.objective, Remembers):
             self.objective.restore(_under("objective/", tensors))
         for i, value in enumerate(self.moving.values):

@@ -57,7 +57,7 @@ def rates(model: nn.Module, decay: float, head: float) -> dict[str, float]:
 
 def freeze(model: nn.Module, most: int | str) -> None:
     """most: so many of the lowest layers of every stack, embeddings included; embed: those alone; body: all but the
-    head. 0: nothing. What is frozen gets no gradient, and no optimiser holds anything for it."""
+    head. 0: nothing. What is frozen gets no gradient, and no optimizer holds anything for it."""
     if most == 0:
         return
     every = list(levels(model))

@@ -123,7 +123,7 @@ class Trainer:
                 self._resume()
                 over = self.finished
                 if self.pending:
-                    self._keep(due=True, save=over or self._divides(self.settings.save, True))
+                    self._keep(due=True, save=over or self._divides(self.settings.save_steps, True))
                     over = over or self._gave_up
                 while not over and not self.stop.asked:
                     over = self._round()
@@ -151,8 +151,8 @@ class Trainer:
             self.setbacks = 0
         progress = self.progress
         over = progress >= 1
-        due = over or self._divides(self.settings.evaluate, int(PARTS * progress) > part and self._affordable)
-        save = over or self._divides(self.settings.save, due)
+        due = over or self._divides(self.settings.eval_steps, int(PARTS * progress) > part and self._affordable)
+        save = over or self._divides(self.settings.save_steps, due)
         self._tell()
         if (due or save) and not self.learner.sound():
             self._go_back(f"the weights were not finite after step {self.step}")
@@ -175,7 +175,7 @@ class Trainer:
 
     def _rate(self) -> float:
         s = self.settings
-        return s.lr * schedule.factor(s.schedule, self.step, s.warmup, self.progress, s.floor)
+        return s.lr * schedule.factor(s.schedule, self.step, s.warmup, self.progress, s.min_lr_ratio)
 
     def _tell(self) -> None:
         now = self.learner
@@ -244,7 +244,7 @@ class Trainer:
             numbers |= {"best": self.best, "waited": self.waited, "metrics": self.metrics}
             checkpoint.write(self.folder, self.step, self.model, tensors, numbers, due)
         best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
-        checkpoint.prune(self.folder, max(self.settings.keep, self.settings.average), best)
+        checkpoint.prune(self.folder, max(self.settings.keep_checkpoints, self.settings.average), best)
         self._saved = time.perf_counter()
         if due:
             self.setbacks = 0
@@ -283,12 +283,14 @@ class Trainer:
         self.setbacks += 1
         if self.setbacks > SETBACKS:
             raise UserError(
-                f"{what}, and {SETBACKS} attempts before ended like this: lower train.lr or train.clip, or look for "
-                "what is strange in the data"
+                f"{what}, and {SETBACKS} attempts before ended like this: lower train.lr or train.max_grad_norm, or "
+                "look for what is strange in the data"
             )
         if self.journal is None:
             if not self.learner.sound():
-                raise UserError(f"{what}, and there is no run folder to go back to: lower train.lr or train.clip")
+                raise UserError(
+                    f"{what}, and there is no run folder to go back to: lower train.lr or train.max_grad_norm"
+                )
             return self.say(f"{what}: that batch is left out")
         path, numbers, _ = checkpoint.newest(self.folder, due=True)
         if path is None:

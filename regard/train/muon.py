@@ -1,8 +1,8 @@
 """Muon: a matrix follows its momentum, made orthogonal. Jordan et al. 2024, with the step size of Liu et al. 2025,
 arXiv:2502.16982.
 
-The steps are those of torch's own. But that one works in bfloat16, which few processors can, and on one matrix after
-another; here it is float32, in the space of a matrix's shorter side, and all of one size at once, which on a processor
+The steps are those of torch's own. But that one works in bfloat16, which few CPUs can, and on one matrix after
+another; here it is float32, in the space of a matrix's shorter side, and all of one size at once, which on a CPU
 is fifteen times faster.
 """
 

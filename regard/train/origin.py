@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from .job import Job
 
 TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # and the head that answers
-KEPT = ("batch", "rows", "context", "smoothing", "precision", "checkpointing")  # of the [train] of the run before
+# What is kept of the [train] of the run before.
+KEPT = ("batch_tokens", "batch_size", "context_length", "label_smoothing", "precision", "gradient_checkpointing")
 FINE = {  # the rest of it, where nothing else is said: what is known should not be forgotten
-    "optimiser": "adamw", "lr": 5e-5, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "schedule": "linear",
+    "optimizer": "adamw", "lr": 5e-5, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "schedule": "linear",
     "warmup": 50,
 }  # fmt: skip
 SMALL_MAPS = {"lr": 5e-4}  # LoRA begins from nothing, and wants more

@@ -10,64 +10,62 @@ from regard.core import UserError
 from regard.core.errors import nearest
 from regard.core.parts import fit
 
-from . import optimiser, schedule
+from . import optimizer, schedule
 
 FREEZE = ("embed", "body")
 BOUNDS = ("steps", "minutes", "epochs")
-POSITIVE = ("batch", "context", "accumulate", "keep")
-SHARES = ("smoothing", "ema", "beta1", "beta2")  # from 0 to below 1
+POSITIVE = ("batch_tokens", "context_length", "gradient_accumulation", "keep_checkpoints")
+SHARES = ("label_smoothing", "ema", "beta1", "beta2")  # from 0 to below 1
 
 
 @dataclass(frozen=True)
 class Settings:
-    """batch:      tokens in a batch, padding included, the longer side counted.
-    rows:          sequences in a batch. Of plain text, pictures and recordings, instead of `batch`; of other data, as
-                   many at the most as `batch` allows; 0: `batch` alone decides.
-    context:       positions of a training sequence of plain text.
-    optimiser:     adam, adamw, muon (matrices by Muon, the rest by AdamW), adafactor, sgd.
-    lr:            the peak learning rate.
-    schedule:      how the rate moves after warm-up: inverse_sqrt, cosine, linear, constant.
-    warmup:        steps in which the rate goes up to its peak; half of the run at the most, with --as-published, too.
-    floor:         the share of the peak that is left at the end, of cosine and linear schedules.
-    beta1:         decay of the mean of gradients, of Adam and AdamW; the momentum of sgd.
-    beta2:         decay of the mean of squared gradients, of Adam and AdamW.
-    eps:           what is added to the root of that mean, of Adam and AdamW.
-    weight_decay:  how much matrices shrink at every step, times the rate; with adam and sgd, a part of the gradient.
-                   Vectors do not decay.
-    layer_decay:   every layer learns at this share of the rate of the one above it, embeddings at the least; 1: all at
-                   the same.
-    head_lr:       the head learns at so many times the rate.
-    freeze:        so many of the lowest layers do not learn, embeddings included; or embed, or body: all but the head.
-    clip:          largest gradient norm, 0 for none.
-    accumulate:    batches per step.
-    smoothing:     label smoothing.
-    checkpointing: recompute layers in the backward pass, to save memory.
-    precision:     float32, or bfloat16 where the device has it.
-    average:       the final model is the mean of so many last checkpoints, those of `save`; 0: the best one alone.
-                   Of a run whose rate goes down to nothing the last is better than one that was lucky on dev: 1.
-    ema:           decay of an exponential moving average of the weights, which is then what is evaluated and kept;
-                   0 for none.
-    steps:         steps of the run. Whichever of steps, minutes and epochs comes first ends it.
-    minutes:       minutes of the run by the clock, evaluations among them, counted over all resumptions.
-    epochs:        times that the data is gone through.
-    evaluate:      steps between evaluations on the dev set; 0: at every twentieth of the run, so that a run of two
-                   hours is looked at every 6 minutes; in a run of minutes alone, they take a fifth of it at the most.
-    save:          steps between checkpoints; 0: at every evaluation. A new best is kept at once, and when five minutes
-                   have passed without a checkpoint there is one more, which is not averaged.
-    keep:          checkpoints that stay, besides the best.
-    metric:        what `best` and early stopping look at: loss, or a metric that is measured by decoding, such as bleu.
-                   Where none is given, tasks that are answered in labels or numbers take their own: accuracy,
-                   tag_accuracy or spearman. Of checkpoints that tie, the one with the lowest loss is the best, then the
-                   latest.
-    patience:      evaluations without improvement of the metric before stopping; 0: never. A lower loss at the same
-                   metric is no improvement.
-    seed:          of everything random.
+    """The settings of a recipe's [train].
+
+    batch_tokens: the tokens of a batch, padding included, the longer side counted.
+    batch_size: the sequences of a batch. It replaces `batch_tokens` for plain text, pictures and recordings; for other
+        data it is an upper bound besides `batch_tokens`; 0 leaves the choice to `batch_tokens`.
+    context_length: the positions of a training sequence of plain text.
+    optimizer: adam, adamw, muon (Muon for matrices, AdamW for the rest), adafactor or sgd.
+    lr: the peak learning rate.
+    schedule: how the learning rate moves after warm-up: inverse_sqrt, cosine, linear or constant.
+    warmup: the steps in which the rate rises to its peak, at most half of the run, also with --as-published.
+    min_lr_ratio: the share of the peak rate that is left at the end of a cosine or linear schedule.
+    beta1: the decay of Adam's and AdamW's mean of gradients, and the momentum of sgd.
+    beta2: the decay of Adam's and AdamW's mean of squared gradients.
+    eps: the number that Adam and AdamW add to the root of that mean.
+    weight_decay: the weight decay of matrices, times the rate; with adam and sgd, an L2 penalty. Vectors do not decay.
+    layer_decay: the rate of each layer as a share of that of the layer above it, embeddings lowest; 1 for all alike.
+    head_lr: the rate of the head as a multiple of `lr`.
+    freeze: the number of lowest layers that are frozen, embeddings included; or embed; or body, all but the head.
+    max_grad_norm: the norm to which gradients are clipped; 0 for no clipping.
+    gradient_accumulation: the batches of one optimizer step.
+    label_smoothing: the probability that is spread over all tokens or labels.
+    gradient_checkpointing: recompute layers in the backward pass to save memory.
+    precision: float32, or bfloat16 where the device has it.
+    average: the final model is the mean of this many last checkpoints (those of `save_steps`); 0 takes the best
+        checkpoint; 1 takes the last, which is better where the rate falls to zero.
+    ema: the decay of an exponential moving average of the weights, which is then evaluated and kept; 0 for none.
+    steps: the steps of the run. The first of steps, minutes and epochs to be reached ends it.
+    minutes: the minutes of the run by the clock, evaluations included, added up over all resumptions.
+    epochs: the passes over the data.
+    eval_steps: the steps between evaluations on the dev set; 0 for every twentieth of the run. Where minutes alone
+        bound the run, evaluations take at most a fifth of it.
+    save_steps: the steps between checkpoints; 0 for every evaluation. A new best model is saved at once, and after five
+        minutes without a checkpoint there is an additional one, which is not averaged.
+    keep_checkpoints: the number of checkpoints that are kept besides the best.
+    metric: what decides the best model and early stopping: loss, or a metric that is measured by decoding, such as
+        bleu. Where none is given, tasks that are answered in labels or numbers take accuracy, tag_accuracy or
+        spearman. Ties go to the lower loss, then to the later checkpoint.
+    patience: the evaluations without a better metric before the run stops; 0 for never. A lower loss at the same metric
+        is no improvement.
+    seed: the seed of everything random.
     """
 
-    batch: int = 4096
-    rows: int = 0
-    context: int = 256
-    optimiser: str = "adam"
+    batch_tokens: int = 4096
+    batch_size: int = 0
+    context_length: int = 256
+    optimizer: str = "adam"
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.98
@@ -78,27 +76,27 @@ class Settings:
     freeze: int | str = 0
     schedule: str = "inverse_sqrt"
     warmup: int = 1000
-    floor: float = 0.0
-    clip: float = 1.0
-    accumulate: int = 1
-    smoothing: float = 0.0
-    checkpointing: bool = False
+    min_lr_ratio: float = 0.0
+    max_grad_norm: float = 1.0
+    gradient_accumulation: int = 1
+    label_smoothing: float = 0.0
+    gradient_checkpointing: bool = False
     precision: str = "float32"
     average: int = 0
     ema: float = 0.0
     steps: int = 0
     minutes: float = 0.0
     epochs: float = 0.0
-    evaluate: int = 0
-    save: int = 0
-    keep: int = 2
+    eval_steps: int = 0
+    save_steps: int = 0
+    keep_checkpoints: int = 2
     metric: str = "loss"
     patience: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("optimiser", optimiser.KINDS),
+            ("optimizer", optimizer.KINDS),
             ("schedule", schedule.KINDS),
             ("precision", ("float32", "bfloat16")),
         ):
@@ -118,8 +116,8 @@ class Settings:
             raise UserError(f"train.freeze '{self.freeze}' is unknown: give a number of layers, {' or '.join(FREEZE)}")
         if not 0 < self.layer_decay <= 1:
             raise UserError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}")
-        if self.floor > 1:
-            raise UserError(f"train.floor is a share of the peak, from 0 to 1, not {self.floor}")
+        if self.min_lr_ratio > 1:
+            raise UserError(f"train.min_lr_ratio is a share of the peak, from 0 to 1, not {self.min_lr_ratio}")
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Settings:

@@ -22,7 +22,7 @@ from regard import metrics as measures
 from regard.core import Context, UserError
 from regard.core.errors import short
 from regard.core.head import check_pool, pool
-from regard.decode import Several, Way
+from regard.decode import DecodeConfig, Ensemble
 from regard.run import AHEAD
 
 from .reader import Reader, together
@@ -45,15 +45,15 @@ class Embedded(NamedTuple):
 
 class Embedder(Reader):
     """pool:    how the vectors of tokens become one: mean, first, last, max; None: as the model's head says, else mean.
-    unit:       vectors of length 1; None: as the head says, else as they are.
+    normalize:  vectors of length 1; None: as the head says, else as they are.
     similarity: a line is two texts with a tab between, and the answer is the cosine of their vectors.
     """
 
     reads = "matches"
-    options = ("cut", "pool", "unit", "similarity", "out")
+    options = ("truncate", "pool", "normalize", "similarity", "out")
     metrics = ("pearson", "spearman")
     pool: str | None = None
-    unit: bool | None = None
+    normalize: bool | None = None
     similarity: bool = False
 
     @classmethod
@@ -64,49 +64,49 @@ class Embedder(Reader):
         kind = getattr(run.model, "kind", "")
         if kind not in KINDS or run.takes != "texts" or getattr(run, "source", None) is None:
             raise UserError("vectors of texts come of an encoder that reads texts, and this model is none")
-        if isinstance(run.model, Several):
+        if isinstance(run.model, Ensemble):
             raise UserError("vectors are those of one model: ask it alone")
         made = cls(run.model, run.source, run.target, run.folder, run.note)
-        made.way = run.way
+        made.config = run.config
         return made
 
     @property
     def limit(self) -> int | None:
         return self.model.source_limit if self.model.kind == "encoder-decoder" else self.model.limit
 
-    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+    def embed(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> Tensor:
         """(texts, width), in their order."""
         if isinstance(texts, str):
             raise UserError("texts come in a list: for a single one, say [text]")
-        rows, _ = self.code(list(texts), self.way)
-        return self._vectors(rows, pool, unit)
+        rows, _ = self.code(list(texts), self.config)
+        return self._vectors(rows, pool, normalize)
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> Tensor:
         """(pairs,) how alike two texts are: from -1 to 1."""
-        return self._cosines(*(self.code(list(side), self.way)[0] for side in zip(*pairs, strict=True)))
+        return self._cosines(*(self.code(list(side), self.config)[0] for side in zip(*pairs, strict=True)))
 
     def _cosines(self, ones: list[list[int]], others: list[list[int]]) -> Tensor:
         vectors = self._vectors([*ones, *others], None, True)
         return (vectors[: len(ones)] * vectors[len(ones) :]).sum(-1)
 
     @torch.no_grad()
-    def _vectors(self, rows: list[list[int]], pool: str | None, unit: bool | None) -> Tensor:
+    def _vectors(self, rows: list[list[int]], pool: str | None, normalize: bool | None) -> Tensor:
         """(rows, width). Rows of about equal length are worked on together."""
-        how, unit = self._how(pool, unit)
+        how, normalize = self._how(pool, normalize)
         found: Tensor | None = None
         for numbers in together([len(row) for row in rows], self.budget):
             some = self._pooled(*self.padded([rows[i] for i in numbers]), how)
-            some = F.normalize(some, dim=-1) if unit else some
+            some = F.normalize(some, dim=-1) if normalize else some
             found = some.new_empty(len(rows), some.shape[-1], device="cpu") if found is None else found
             found[numbers] = some.cpu()
         return torch.empty(0, self.model.width) if found is None else found
 
-    def _how(self, how: str | None, unit: bool | None) -> tuple[str, bool]:
+    def _how(self, how: str | None, normalize: bool | None) -> tuple[str, bool]:
         head = self.model.head
-        says = hasattr(head, "unit")  # a head that makes such vectors itself
+        says = hasattr(head, "normalize")  # a head that makes such vectors itself
         how = how or self.pool or (head.pool if says else "mean")  # type: ignore[assignment]
-        unit = self.unit if unit is None else unit
-        return check_pool(how), bool(head.unit) if unit is None and says else bool(unit)  # type: ignore[arg-type]
+        normalize = self.normalize if normalize is None else normalize
+        return check_pool(how), bool(head.normalize) if normalize is None and says else bool(normalize)  # type: ignore[arg-type]
 
     def _pooled(self, tokens: Tensor, valid: Tensor | None, how: str) -> Tensor:
         """(batch, width)"""
@@ -118,12 +118,12 @@ class Embedder(Reader):
     def answers(  # type: ignore[override]
         self,
         texts: Iterable[str],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Embedded]]:
-        for found, cut in self._blocks(texts, way or self.way, ahead):
+        for found, cut in self._blocks(texts, config or self.config, ahead):
             for value, one in zip(found.tolist(), cut, strict=True):
                 if self.similarity:
                     yield [Embedded(cosine=value, cut=one)]
@@ -131,19 +131,19 @@ class Embedder(Reader):
                     yield [Embedded([float(f"{number:.7g}") for number in value], cut=one)]
             tick(len(cut))
 
-    def _blocks(self, texts: Iterable[str], way: Way, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:
+    def _blocks(self, texts: Iterable[str], config: DecodeConfig, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:
         """Of so many texts at a time their vectors (texts, width), or of so many pairs their cosines (pairs,); and
         which of them were cut."""
         source, begun = iter(texts), 0
         while some := list(islice(source, ahead)):
             if self.similarity:
-                sides = [self.code(side, way, begun) for side in self._sides(some, begun)]
+                sides = [self.code(side, config, begun) for side in self._sides(some, begun)]
                 yield (
                     self._cosines(*(rows for rows, _ in sides)),
                     [any(cut) for cut in zip(*(cut for _, cut in sides), strict=True)],
                 )
             else:
-                rows, cut = self.code(some, way, begun)
+                rows, cut = self.code(some, config, begun)
                 yield self._vectors(rows, None, None), cut
             begun += len(some)
 
@@ -168,13 +168,13 @@ class Embedder(Reader):
         told = {"scores": {score.name: score.value for score in scores}, "signatures": {}}
         return told | {"counts": {"examples": len(rows)}, "seconds": {"answers": took}}
 
-    def save(self, texts: Iterable[str], path: Path, way: Way | None = None) -> None:
+    def save(self, texts: Iterable[str], path: Path, config: DecodeConfig | None = None) -> None:
         """All vectors as a NumPy file, (texts, width); or cosines, (pairs,). Written beside and renamed."""
         if path.suffix != ".npy":
             raise UserError(
                 f"vectors are written to a NumPy file: {short(path.with_suffix('.npy'))}, not {short(path)}"
             )
-        blocks = [found.float().numpy() for found, _ in self._blocks(texts, way or self.way, AHEAD)]
+        blocks = [found.float().numpy() for found, _ in self._blocks(texts, config or self.config, AHEAD)]
         part = path.with_name(path.name + ".part")
         try:
             with open(part, "wb") as file:

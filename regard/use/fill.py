@@ -23,7 +23,7 @@ from regard.data.batches import Batch, once
 from regard.data.masking import Hide, Masking
 from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.train.objectives.masked import Noise, measured, token_scores, vectors
 from regard.train.settings import Settings
 
@@ -74,13 +74,13 @@ class Filler(Reader):
         closed[: len(self.pieces.ordinary)] = torch.from_numpy(~self.pieces.ordinary).to(self.device)
         return closed
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
         texts = [self._own(text) for text in texts]
         for number, text in enumerate(texts, begun + 1):
             if self.mask not in text:
                 raise UserError(f"line {number} hides nothing: say {self.mask} where a word is to be filled in")
         with reading_masks(self.source):
-            rows, cut = super().code(texts, way, begun)
+            rows, cut = super().code(texts, config, begun)
         mask = self.source.inner.token_to_id(self.mask)
         for number, (text, row) in enumerate(zip(texts, rows, strict=True), begun + 1):
             if row.count(mask) != text.count(self.mask):
@@ -94,19 +94,19 @@ class Filler(Reader):
         return text
 
     @torch.no_grad()
-    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Filled]]:  # type: ignore[override]
-        """The `way.best` likeliest fillings of each text, each mask by itself."""
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Filled]]:  # type: ignore[override]
+        """The `config.num_return` most probable fillings of each text, each mask by itself."""
         tokens, valid = self.padded(rows)
         batch = Batch(tokens, tokens, valid)
         at = tokens == self.source.inner.token_to_id(self.mask)
         scores = token_scores(self.model, *vectors(self.model, batch), at)
         logs = scores.log_softmax(-1).masked_fill(self.closed, -torch.inf)
-        values, found = (t.tolist() for t in logs.topk(min(way.best, int((~self.closed).sum()))))
+        values, found = (t.tolist() for t in logs.topk(min(config.num_return, int((~self.closed).sum()))))
         begin = 0
         for count in at.sum(1).tolist():
             end = begin + count
             several = [list(zip(*pair, strict=True)) for pair in zip(found[begin:end], values[begin:end], strict=True)]
-            yield [self._filled(chosen, score) for chosen, score in together_best(several, way.best)]
+            yield [self._filled(chosen, score) for chosen, score in together_best(several, config.num_return)]
             begin = end
 
     def _filled(self, chosen: list[tuple[int, float]], score: float) -> Filled:
@@ -138,9 +138,9 @@ class Filler(Reader):
         marks = [self.source.end] if documents or not self.source.keeps_lines() else []
         coded = self.source.encode([text for (text,) in rows])
         stream = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
-        context = min(settings.context, self.limit or settings.context)
+        context = min(settings.context_length, self.limit or settings.context_length)
         hide = Hide(self.source, self.noise.share, self.noise.whole_word)
-        budget, pairs = max(settings.batch, context), self.noise.next_sentence
+        budget, pairs = max(settings.batch_tokens, context), self.noise.next_sentence
         masking = Masking(stream, self.source, hide, context, budget, settings.seed, pairs, documents, shuffle=False)
         found = measured(self.model, once(masking))  # type: ignore[arg-type]
         told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}

@@ -21,7 +21,7 @@ from regard.core.files import read_json
 from regard.data.batches import Batch
 from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
 from regard.data.pictures import Shown, open_part, open_pictures
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.folder import about
 from regard.run import Prediction
 
@@ -90,7 +90,7 @@ class ImageLabeller:
     """
 
     pairs = False
-    takes, options = "images", ("best",)
+    takes, options = "images", ("num_return",)
     metrics = ("loss", "accuracy")
 
     def __init__(
@@ -103,7 +103,7 @@ class ImageLabeller:
     ):
         self.model, self.folder, self.note = model.eval(), folder, note
         self.device = next(model.parameters()).device
-        self.way = Way()
+        self.config = DecodeConfig()
         self.lens = lens_of(folder, model) if lens is None else lens
         classes = getattr(model.head, "classes", 0)
         known = labels if labels is not None else about(folder).get("labels") if folder is not None else None
@@ -115,23 +115,23 @@ class ImageLabeller:
         """Each file is a picture; they are opened a few at a time."""
         return [Path(file) for file in files]
 
-    def predict(self, files: Iterable[str | Path], way: Way | None = None) -> list[list[Prediction]]:
+    def predict(self, files: Iterable[str | Path], config: DecodeConfig | None = None) -> list[list[Prediction]]:
         """For every picture its likeliest labels, best first."""
-        return list(self.answers(files, way))
+        return list(self.answers(files, config))
 
     def answers(
         self,
         files: Iterable[str | Path],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = TOGETHER,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one."""
-        way = way or self.way
+        config = config or self.config
         if not self.labels:
             raise UserError("this model has no labels: it gives vectors, for which there is run.vectors([...])")
-        yield from likeliest(files, self.labels, self._ask, way.best, tick)
+        yield from likeliest(files, self.labels, self._ask, config.num_return, tick)
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, width) the vector of each from which labels would be told."""
@@ -150,8 +150,8 @@ class ImageLabeller:
         context = Context.begin(*self.model.embed.extent(images), self.device)
         return self.model.hidden(images, context)[:, 0]
 
-    def stream(self, file: str | Path, way: Way | None = None) -> Iterator[str]:
-        yield self.predict([file], way)[0][0].text
+    def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
+        yield self.predict([file], config)[0][0].text
 
     def examples(self, asked: dict[str, Any], part: str) -> Shown:
         """A part of some data, or of what it was trained with."""

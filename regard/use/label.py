@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from regard.data.batches import FIRST_LABEL, Batches, Labelled
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.run import Prediction
 from regard.train.learner import Objective
 from regard.train.objectives.classify import Classify
@@ -39,8 +39,8 @@ class Labeller(Reader):
         return Labelled(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Prediction]]:
-        """The `way.best` likeliest labels of each text."""
-        for found in ranked(self.model(*self.padded(rows)), way.best):
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+        """The `config.num_return` most probable labels of each text."""
+        for found in ranked(self.model(*self.padded(rows)), config.num_return):
             names = self.target.tokens(label + FIRST_LABEL for label, _ in found)
             yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]

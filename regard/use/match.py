@@ -14,7 +14,7 @@ import torch
 from regard.core import UserError
 from regard.data.batches import FIRST_LABEL, Batches, pad_rows
 from regard.data.matched import MatchCoder, Matched, labels_in, numbers_in, types_of
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.run import LONGEST, Prediction
 from regard.train.learner import Objective
 from regard.train.objectives.classify import Classify
@@ -63,24 +63,24 @@ class Matcher(Reader):
         read = numbers_in if self.rates else labels_in
         return Matched(data, budget, 0, read, self.source.pad, shuffle=False)  # type: ignore
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
-        limit = min(way.longest or LONGEST, self.limit or LONGEST)
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
         pairs = [_two(text, number) for number, text in enumerate(texts, begun + 1)]
         rows = self.coder.frame(pairs)
-        cut = too_long([len(ids) for ids, _ in rows], limit, way, begun)
+        cut = too_long([len(ids) for ids, _ in rows], limit, config, begun)
         rows = self.coder.frame(pairs, limit) if any(cut) else rows
         return [Pair(*row) for row in rows], cut
 
     @torch.no_grad()
-    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Prediction]]:
-        """The `way.best` likeliest labels of each pair, or its number."""
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+        """The `config.num_return` most probable labels of each pair, or its number."""
         segments, _ = pad_rows([row.segments for row in rows], 0)  # type: ignore
         scores = self.model(*self.padded(rows), segments=segments.to(self.device))
         if self.rates:
             for value in scores[:, 0].tolist():
                 yield [Prediction(f"{value:.4f}", value, 0.0, [], True)]
             return
-        for found in ranked(scores, way.best):
+        for found in ranked(scores, config.num_return):
             names = self.target.tokens(label + FIRST_LABEL for label, _ in found)
             yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]
 

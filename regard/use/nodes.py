@@ -17,7 +17,7 @@ from torch import Tensor
 from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data.graph import Graph, Nodes, open_graph
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.train.objectives.nodes import measured
 
 INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
@@ -33,7 +33,7 @@ class NodeLabeller:
     def __init__(self, model: Model, folder: Path | None = None, note: str = ""):
         self.model, self.folder, self.note = model.eval(), folder, note
         self.device = next(model.parameters()).device
-        self.way = Way()
+        self.config = DecodeConfig()
 
     @torch.no_grad()
     def label(self, graph: Graph) -> Tensor:

@@ -25,7 +25,7 @@ from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
 from regard.folder import about
 from regard.kernels.cache import write
-from regard.run import Run, Way
+from regard.run import DecodeConfig, Run
 from regard.train.dev import FORCED
 from regard.train.objectives.permuted import Orderly, ask, begin, measured
 from regard.train.settings import Settings
@@ -81,8 +81,10 @@ class Onward(Run):
         """Only one token in a few is asked for, so nothing can be told of all characters."""
         return list(FORCED)
 
-    def _room(self, positions: int, way: Way, workers: int) -> int:
-        return max((way.tokens or BUDGET) // (way.beam * positions), 1)  # there is no state: all is worked on anew
+    def _room(self, positions: int, config: DecodeConfig, workers: int) -> int:
+        return max(
+            (config.max_batch_tokens or BUDGET) // (config.beam * positions), 1
+        )  # there is no state: all is worked on anew
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """Of one token in a few, by orders that are always the same."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from regard.core import Model, UserError
 from regard.data.batches import Batches, pad_rows
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.run import AHEAD, LONGEST, Prediction
 from regard.train.learner import Objective
 
-BUDGET = 512  # positions that are worked on side by side by a processor: no more than stay near it
+BUDGET = 512  # positions that are worked on side by side by a CPU: no more than stay near it
 DEVICE_BUDGET = 8192  # by anything else
 
 
@@ -28,7 +28,7 @@ class Reader:
     reads:   what a record of such data is, for open_corpus.
     takes:   what it is given to answer: texts, which are lines of files; else (images, sounds) `read(files)` makes of
              every file one input.
-    options: of `regard predict` that mean something to it. Those that decode.Way does not have become attributes of
+    options: of `regard predict` that mean something to it. Those that DecodeConfig does not have become attributes of
              the same name before it is asked.
     metrics: what tells how good it is.
     """
@@ -36,13 +36,13 @@ class Reader:
     pairs = True
     reads: str = "pairs"
     takes: str = "texts"
-    options: Sequence[str] = ("best", "cut")
+    options: Sequence[str] = ("num_return", "truncate")
     metrics: Sequence[str] = ("loss",)
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         self.model, self.source, self.target, self.folder, self.note = model.eval(), source, target, folder, note
         self.device = next(model.parameters()).device
-        self.way = Way.read(getattr(model, "recipe", {}).get("decode", {}))
+        self.config = DecodeConfig.read(getattr(model, "recipe", {}).get("decode", {}))
 
     def objective(self) -> Objective:
         """What its loss is."""
@@ -60,7 +60,7 @@ class Reader:
         """Examples in tokens, as its objective wants them."""
         raise NotImplementedError
 
-    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Prediction]]:
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
         """The answers to some texts of about equal length, best first."""
         raise NotImplementedError
 
@@ -78,50 +78,52 @@ class Reader:
         """Tokens of a text that the positions reach."""
         return self.model.limit
 
-    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+    def embed(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> Tensor:
         """(texts, width) a vector for each: see regard.use.embed."""
         from .embed import Embedder
 
-        return Embedder.of(self).embed(texts, pool, unit)
+        return Embedder.of(self).embed(texts, pool, normalize)
 
-    def predict(self, texts: Iterable[str], way: Way | None = None, align: bool = False) -> list[list[Prediction]]:
+    def predict(
+        self, texts: Iterable[str], config: DecodeConfig | None = None, attention: bool = False
+    ) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
-        return list(self.answers(texts, way, align, ahead=sys.maxsize))
+        return list(self.answers(texts, config, attention, ahead=sys.maxsize))
 
     def answers(
         self,
         texts: Iterable[str],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one, reading so many texts ahead."""
-        way = way or self.way
+        config = config or self.config
         if isinstance(texts, str):
             raise UserError("texts come in a list: for a single one, say [text]")
-        if align:
+        if attention:
             raise UserError("only a decoder looks at a source, so here is no alignment with it")
         source, begun = iter(texts), 0
         while some := list(islice(source, ahead)):
-            rows, cut = self.code(some, way, begun)
+            rows, cut = self.code(some, config, begun)
             found: list[list[Prediction]] = [[]] * len(some)
             for numbers in together([len(row) for row in rows], self.budget):
-                for number, answers in zip(numbers, self.respond([rows[i] for i in numbers], way), strict=True):
+                for number, answers in zip(numbers, self.respond([rows[i] for i in numbers], config), strict=True):
                     whole = self.beside(some[number], answers)
                     found[number] = [one._replace(cut=cut[number]) for one in whole]
                 tick(len(numbers))
             yield from found
             begun += len(some)
 
-    def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
-        yield self.predict([text], way)[0][0].text
+    def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
+        yield self.predict([text], config)[0][0].text
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
         """Texts as tokens with their marks, none longer than the model takes, and which of them were cut for it."""
-        limit = min(way.longest or LONGEST, self.limit or LONGEST)
+        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
         rows = self.source.frame(texts)
-        return [shortened(ids, limit) for ids in rows], too_long([len(ids) for ids in rows], limit, way, begun)
+        return [shortened(ids, limit) for ids in rows], too_long([len(ids) for ids in rows], limit, config, begun)
 
     def padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
         """(batch, time), and which of it is real; None: all."""
@@ -129,14 +131,14 @@ class Reader:
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
 
-def too_long(lengths: Sequence[int], limit: int, way: Way, begun: int) -> list[bool]:
+def too_long(lengths: Sequence[int], limit: int, config: DecodeConfig, begun: int) -> list[bool]:
     """Which texts are; refused, unless they may be cut. begun: how many lines came before these."""
     cut = [length > limit for length in lengths]
-    if any(cut) and not way.cut:
+    if any(cut) and not config.truncate:
         number = cut.index(True)
         raise UserError(
             f"line {begun + number + 1} has {lengths[number]:,} tokens, and at most {limit:,} can be taken: shorten "
-            "it, or let it be cut (--cut, or decode.cut in its recipe)"
+            "it, or let it be cut (--truncate, or decode.truncate in its recipe)"
         )
     return cut
 

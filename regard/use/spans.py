@@ -19,7 +19,7 @@ from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data.masks import reading_masks
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.folder import about
 from regard.run import Coded, Run
 from regard.train.dev import FORCED, Dev
@@ -48,17 +48,17 @@ class SpanFiller(Run):
     def sentinels(self) -> set[int]:
         return set(sentinels_of(self.source).tolist())
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> list[Coded]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[Coded]:
         if not any(_holed(text) for text in texts):
-            return super().code(texts, way, begun)
+            return super().code(texts, config, begun)
         with reading_masks(self.source):
-            return super().code(texts, way, begun)
+            return super().code(texts, config, begun)
 
-    def stream(self, text: str, way: Way | None = None) -> Iterator[str]:
+    def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
         if _holed(text):
-            yield self.predict([text], way)[0][0].text  # it is filled in from the middle
+            yield self.predict([text], config)[0][0].text  # it is filled in from the middle
         else:
-            yield from super().stream(text, way)
+            yield from super().stream(text, config)
 
     @torch.no_grad()
     def measured(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from regard.data.batches import FIRST_LABEL, IGNORE, Batches
 from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.metrics import spans
 from regard.run import LONGEST, Prediction
 from regard.train.learner import Objective
@@ -36,7 +36,7 @@ class Tagger(Reader):
     """target: the tokenizer of the tags. A text to answer is a sentence with spaces between its words."""
 
     reads = "tags"
-    options = ("cut",)
+    options = ("truncate",)
 
     @property
     def metrics(self) -> Sequence[str]:  # type: ignore[override]
@@ -60,11 +60,11 @@ class Tagger(Reader):
     def batches(self, data: Sequence, budget: int) -> Batches:
         return Tagged(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore
 
-    def code(self, texts: list[str], way: Way, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
-        limit = min(way.longest or LONGEST, self.limit or LONGEST)
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
         words = [text.split() for text in texts]
         found = firsts_of(self.source, [" ".join(some) for some in words])
-        cut = too_long([len(ids) for ids, _ in found], limit, way, begun)
+        cut = too_long([len(ids) for ids, _ in found], limit, config, begun)
         rows: list[list[int]] = []
         for some, (ids, firsts), long in zip(words, found, cut, strict=True):
             kept = [first if first < limit - 1 else -1 for first in firsts] if long else firsts
@@ -72,7 +72,7 @@ class Tagger(Reader):
         return rows, cut
 
     @torch.no_grad()
-    def respond(self, rows: list[list[int]], way: Way) -> Iterator[list[Prediction]]:
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
         """The likeliest tag of every word."""
         scores = self.model(*self.padded(rows)).float().log_softmax(-1)
         values, classes = scores.max(-1)

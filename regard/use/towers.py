@@ -20,7 +20,7 @@ from regard.data.batches import Batch, pad_rows
 from regard.data.images import Lens
 from regard.data.pictures import Shown
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.run import Prediction
 from regard.train.objectives.contrastive import both_ways, scores_of
 
@@ -38,7 +38,7 @@ class Pairer:
     """
 
     pairs = False
-    takes, options = "images", ("best", "text", "cut")
+    takes, options = "images", ("num_return", "text", "truncate")
     metrics = ("loss", "accuracy")
 
     def __init__(
@@ -56,36 +56,38 @@ class Pairer:
         self.text: list[str] = []
 
     @property
-    def way(self) -> Way:
+    def config(self) -> DecodeConfig:
         """All texts, the likeliest first."""
         count = max(len(self.text), 1)
-        return Way(beam=count, best=count)
+        return DecodeConfig(beam=count, num_return=count)
 
     def read(self, files: Iterable[str | Path]) -> list[Path]:
         """Each file is a picture; they are opened a few at a time."""
         return [Path(file) for file in files]
 
     def predict(
-        self, files: Iterable[str | Path], way: Way | None = None, text: Sequence[str] | None = None
+        self, files: Iterable[str | Path], config: DecodeConfig | None = None, text: Sequence[str] | None = None
     ) -> list[list[Prediction]]:
         """For every picture the texts, the likeliest first."""
         self.text = self.text if text is None else list(text)
-        return list(self.answers(files, way))
+        return list(self.answers(files, config))
 
     def answers(
         self,
         files: Iterable[str | Path],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = TOGETHER,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one."""
-        way = way or self.way
+        config = config or self.config
         if not self.text:
             raise UserError("which texts? Say --text for everything that a picture may show")
-        texts = self.embed(self.text, way.cut)
-        yield from likeliest(files, self.text, lambda some: self.model.compare(self._see(some), texts), way.best, tick)
+        texts = self.embed(self.text, config.truncate)
+        yield from likeliest(
+            files, self.text, lambda some: self.model.compare(self._see(some), texts), config.num_return, tick
+        )
 
     @torch.no_grad()
     def match(self, files: Iterable[str | Path], texts: Sequence[str], cut: bool = False) -> Tensor:
@@ -116,7 +118,7 @@ class Pairer:
             if len(ids) > limit and not cut:
                 raise UserError(
                     f"the text '{text[:40]}...' has {len(ids):,} tokens, and at most {limit:,} can be taken: shorten "
-                    "it, or let it be cut (--cut)"
+                    "it, or let it be cut (--truncate)"
                 )
         return [shortened(ids, limit) for ids in rows]
 
@@ -124,8 +126,8 @@ class Pairer:
     def _see(self, files: list[str | Path]) -> Tensor:
         return self.model.see(self.lens.look(files).to(self.device))
 
-    def stream(self, file: str | Path, way: Way | None = None) -> Iterator[str]:
-        yield self.predict([file], way)[0][0].text
+    def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
+        yield self.predict([file], config)[0][0].text
 
     def examples(self, asked: dict[str, Any], part: str) -> Shown:
         """A part of some data, or of what it was trained with."""

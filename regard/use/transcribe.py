@@ -30,7 +30,7 @@ from regard.data.mel import HOP, log_mel
 from regard.data.recordings import asked, root_of
 from regard.data.sound import read_sound
 from regard.data.tokenizer import Tokenizer
-from regard.decode import Request, Way, search
+from regard.decode import DecodeConfig, Request, search
 from regard.train.objectives.next_token import NextToken
 
 from .reader import Reader
@@ -115,8 +115,8 @@ class Transcriber(Reader):
 
     takes = "sounds"
     metrics = ("loss", "perplexity", "token_error", "exact")
-    options = ("beam", "penalty", "temperature", "top_k", "top_p", "min_p", "seed", "most", "language", "task",
-               "timestamps")  # fmt: skip
+    options = ("beam", "length_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "language",
+               "task", "timestamps")  # fmt: skip
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         super().__init__(model, source, target, folder, note)
@@ -170,25 +170,25 @@ class Transcriber(Reader):
     def answers(  # type: ignore[override]
         self,
         texts: Iterable[str | Path | Tensor],
-        way: Way | None = None,
-        align: bool = False,
+        config: DecodeConfig | None = None,
+        attention: bool = False,
         ahead: int = TOGETHER,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Transcript]]:
         """texts: recordings: files, or their samples at 16 kHz."""
         if isinstance(texts, str | Path | Tensor):
             raise UserError("recordings come in a list: for a single one, say [file]")
-        if align:
+        if attention:
             raise UserError("a recording has no tokens that words could be aligned with: say timestamps")
         self.speech.check(self.task)
         if self.timestamps and self.speech.zero is None:
             raise UserError("this model tells no times: leave out --timestamps")
         language = None if self.language is None else self.speech.language(self.language)
-        way, source = way or self.way, iter(texts)
+        config, source = config or self.config, iter(texts)
         while some := list(islice(source, max(1, min(ahead, TOGETHER)))):
             heard = [self.hear(one, language) for one in some]
             while left := [one for one in heard if one.at < one.length]:
-                self._go_on([one for one in left if one.timed == left[0].timed], way)
+                self._go_on([one for one in left if one.timed == left[0].timed], config)
             yield from ([self._told(one)] for one in heard)
             tick(len(some))
 
@@ -201,7 +201,7 @@ class Transcriber(Reader):
         return Heard(frames, length, timed, language=language)
 
     @torch.no_grad()
-    def _go_on(self, some: list[Heard], way: Way) -> None:
+    def _go_on(self, some: list[Heard], config: DecodeConfig) -> None:
         """The next window of each, all timed or none."""
         like = next(self.model.parameters())
         frames = torch.stack([one.frames[one.at : one.at + self.window] for one in some]).to(like)
@@ -212,25 +212,27 @@ class Transcriber(Reader):
             if one.language is None and speech.languages:
                 one.language = max(speech.languages.values(), key=scores.tolist().__getitem__)
         silence = [0.0] * len(some) if speech.silence is None else first.softmax(-1)[:, speech.silence].tolist()
-        for one, answer, quiet in zip(some, self._answer(some, memory, silence, way), silence, strict=True):
+        for one, answer, quiet in zip(some, self._answer(some, memory, silence, config), silence, strict=True):
             self._take(one, answer, quiet)
 
-    def _answer(self, some: list[Heard], memory: Memory, silence: Sequence[float], way: Way) -> list[Answer]:
+    def _answer(
+        self, some: list[Heard], memory: Memory, silence: Sequence[float], config: DecodeConfig
+    ) -> list[Answer]:
         """Again, at higher temperatures, where an answer is poor."""
         prompts = [self.speech.prompt(one.language, self.task, one.timed) for one in some]
         prefix = torch.tensor(prompts, device=self.device)
         limit = self.model.limit
-        most = way.most or (limit // 2 if limit else 200)
+        most = config.max_new_tokens or (limit // 2 if limit else 200)
         most = most if limit is None else min(most, limit - prefix.shape[1] + 1)
         rule, found = self.speech.rule(some[0].timed), {}
         left = list(range(len(some)))
         retries = TEMPERATURES if self.speech.zero is not None else TEMPERATURES[:1]
-        for temperature in (way.temperature,) if way.temperature else retries:
-            how = replace(way, temperature=temperature, beam=1, best=1) if temperature else replace(way, best=1)
+        for temperature in (config.temperature,) if config.temperature else retries:
+            how = replace(config, temperature=temperature, beam=1, best=1) if temperature else replace(config, best=1)
             rows = torch.tensor(left, device=self.device)
             room = torch.full((len(left),), most, device=self.device)
             request = Request(prefix[rows], self.speech.end, room, None, select(memory, rows), rule)
-            seeds = [[way.seed or 0, some[row].at, round(10 * temperature)] for row in left]
+            seeds = [[config.seed or 0, some[row].at, round(10 * temperature)] for row in left]
             for row, [best] in zip(left, search(self.model, request, how, seeds), strict=True):
                 text = self._text(best.tokens)
                 found[row] = Answer(best.tokens, best.logprob, best.ended, temperature, text)

@@ -8,7 +8,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 import regard
 from regard.convert import convert
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.use.spans import SpanFiller
 
 from .live import randomise
@@ -78,8 +78,8 @@ def generated(theirs, inner, **how) -> list[list[int]]:
     return answers
 
 
-def answered(run, inner, way) -> list[list[int]]:
-    return [[inner.token_to_id(token) for token in answers[0].tokens] for answers in run.predict(TEXTS, way)]
+def answered(run, inner, config) -> list[list[int]]:
+    return [[inner.token_to_id(token) for token in answers[0].tokens] for answers in run.predict(TEXTS, config)]
 
 
 def test_what_comes_first_counts(tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_what_comes_first_counts(tmp_path, monkeypatch):
     theirs, inner, folder = made("BART", tmp_path)
     convert(folder / "theirs", folder / "run")
     want = generated(theirs, inner, num_beams=2, do_sample=False, early_stopping=True)
-    assert answered(regard.load(folder / "run"), inner, Way(beam=2, most=MOST - 1)) == want
+    assert answered(regard.load(folder / "run"), inner, DecodeConfig(beam=2, max_new_tokens=MOST - 1)) == want
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -98,11 +98,11 @@ def test_the_answers_are_theirs(name, tmp_path):
     run = regard.load(folder / "run")
     most = MOST - (theirs.generation_config.forced_bos_token_id is not None)
     want = generated(theirs, inner, num_beams=1, do_sample=False)
-    assert answered(run, inner, Way(most=most)) == want
+    assert answered(run, inner, DecodeConfig(max_new_tokens=most)) == want
     assert len({len(answer) for answer in want}) > 1, "some end, some do not"
     for size in (2, 4):
         want = generated(theirs, inner, num_beams=size, do_sample=False, early_stopping=True)
-        assert answered(run, inner, Way(beam=size, most=most)) == want
+        assert answered(run, inner, DecodeConfig(beam=size, max_new_tokens=most)) == want
 
 
 def test_sentinels_in_a_text_are_read(tmp_path):
@@ -112,9 +112,9 @@ def test_sentinels_in_a_text_are_read(tmp_path):
     run = regard.load(folder / "run")
     assert type(run) is SpanFiller
     text = "w3 <extra_id_0> w8 <extra_id_1>"
-    assert run.code([text], run.way)[0].ids == inner.encode(text).ids == [6, 21, 11, 20, 1]
-    assert 1 not in run.code(["w3 </s> w8"], run.way)[0].ids[:-1]
-    (answer,) = run.predict([text], Way(most=MOST))[0]
+    assert run.code([text], run.config)[0].ids == inner.encode(text).ids == [6, 21, 11, 20, 1]
+    assert 1 not in run.code(["w3 </s> w8"], run.config)[0].ids[:-1]
+    (answer,) = run.predict([text], DecodeConfig(max_new_tokens=MOST))[0]
     assert answer.text.split()[0] == "w3"
     assert "extra_id" not in answer.text
     assert (run.reads, "bleu" in run.metrics) == ("pairs", True)
@@ -130,7 +130,7 @@ def test_what_is_never_said(tmp_path):
     convert(folder / "theirs", folder / "run")
     run, most = regard.load(folder / "run"), MOST
     assert run.target.never == [19]
-    found = answered(run, inner, Way(most=most))
+    found = answered(run, inner, DecodeConfig(max_new_tokens=most))
     assert found == generated(theirs, inner, num_beams=1, do_sample=False)
     run.target.never = []
-    assert any(19 in answer for answer in answered(run, inner, Way(most=most)))
+    assert any(19 in answer for answer in answered(run, inner, DecodeConfig(max_new_tokens=most)))

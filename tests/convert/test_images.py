@@ -149,7 +149,7 @@ def test_a_vit_from_elsewhere_labels_pictures(pictures, tmp_path, capsys):
     convert(tmp_path / "theirs", tmp_path / "run")
     given = processor([Image.open(path) for path in pictures], return_tensors="pt")
     want = theirs(**given).logits.log_softmax(-1)
-    assert main(["predict", str(tmp_path / "run"), *map(str, pictures), "--best", "3", "--json"]) == 0
+    assert main(["predict", str(tmp_path / "run"), *map(str, pictures), "--num-return", "3", "--json"]) == 0
     for line, logs in zip(capsys.readouterr().out.splitlines(), want, strict=True):
         answers = json.loads(line)["answers"]
         assert [one["text"] for one in answers] == [names[n] for n in logs.argsort(descending=True).tolist()]
@@ -189,7 +189,7 @@ def test_a_clip_from_elsewhere_matches(pictures, tmp_path, capsys):
     near(run.vectors(pictures), want.image_embeds)
     near(run.embed(texts), want.text_embeds)
     asked = [word for one in texts for word in ("--text", one)]
-    assert main(["predict", str(tmp_path / "run"), *map(str, pictures), *asked, "--best", "1"]) == 0
+    assert main(["predict", str(tmp_path / "run"), *map(str, pictures), *asked, "--num-return", "1"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     best = want.logits_per_image.argmax(1).tolist()
     assert [line[:2] for line in lines] == [[str(path), texts[n]] for path, n in zip(pictures, best, strict=True)]
@@ -201,7 +201,14 @@ def test_a_vit_trained_here_goes_out(tmp_path):
     rng = np.random.default_rng(1)
     np.savez(tmp_path / "a.npz", images=rng.integers(0, 255, (20, 8, 8, 3)).astype(np.uint8),
              labels=np.arange(20) % 2, names=np.array(["no", "yes"]))  # fmt: skip
-    small = ["model.depth=1", "model.width=12", "model.heads=3", "model.embed.image=8", "train.steps=1", "train.rows=4"]
+    small = [
+        "model.depth=1",
+        "model.width=12",
+        "model.heads=3",
+        "model.embed.image=8",
+        "train.steps=1",
+        "train.batch_size=4",
+    ]
     job = Job(
         "vit", str(tmp_path / "run"), "tiny", small, str(tmp_path / "a.npz"), dev="0", test="0", as_published=True
     )

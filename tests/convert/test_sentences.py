@@ -47,7 +47,7 @@ def test_sentence_transformers(name, mode, unit, tmp_path):
              "max_tokens": lambda row: row.max(0).values}  # fmt: skip
     want = torch.stack([pools[mode](row) for row in rows])
     near(found, want / want.norm(dim=-1, keepdim=True) if unit else want)
-    assert ours.recipe["decode"] == {"longest": 11, "cut": True}
+    assert ours.recipe["decode"] == {"max_source_tokens": 11, "truncate": True}
     assert ours.recipe["objective"] == {"part": "embed"}
     convert(tmp_path / "run", tmp_path / "back")
     before, after = (load_file(tmp_path / where / "model.safetensors") for where in ("there", "back"))

@@ -14,7 +14,7 @@ from regard.convert import convert
 from regard.convert.folder import Folder
 from regard.convert.tokens import tokenizers_of
 from regard.core import UserError
-from regard.decode import Way
+from regard.decode import DecodeConfig
 
 from .live import randomise
 
@@ -138,7 +138,7 @@ def test_several_marks_end_a_text(tmp_path):
     convert(tmp_path / "theirs", tmp_path / "run")
     want = theirs.generate(prompt, do_sample=False, max_new_tokens=6)[0, 2:-1].tolist()
     for beam in (1, 2):
-        answer = regard.load(tmp_path / "run").predict(["w2 w6"], Way(most=6, beam=beam))[0][0]
+        answer = regard.load(tmp_path / "run").predict(["w2 w6"], DecodeConfig(max_new_tokens=6, beam=beam))[0][0]
         assert answer.ended
         assert beam > 1 or [words.index(token) for token in answer.tokens] == want
     assert len(want) < 6

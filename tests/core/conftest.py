@@ -1,4 +1,4 @@
-"""Kernels of our own as this machine has them, and as processors with shorter vectors do."""
+"""Kernels of our own as this machine has them, and as CPUs with shorter vectors do."""
 
 import ctypes
 import platform
@@ -22,7 +22,7 @@ def known(request):
         assert found is not None, "there is a compiler, and it does not compile them"
         return found
     if platform.machine() != "x86_64" or "avx2" not in native._processor():
-        pytest.skip("made for other processors")
+        pytest.skip("made for other CPUs")
     return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
 
 

@@ -166,10 +166,10 @@ def test_weights_that_change_are_seen():
     with torch.no_grad():
         linear.weight.mul_(2)
     near(fast(), linear(x)[:, 0].detach())
-    optimiser = torch.optim.Adam(linear.parameters(), 0.1, fused=True)
+    optimizer = torch.optim.Adam(linear.parameters(), 0.1, fused=True)
     fast()
     linear(x).sum().backward()
-    optimiser.step()
+    optimizer.step()
     near(fast(), F.linear(x, linear.weight, linear.bias)[:, 0].detach())
 
 
@@ -305,7 +305,7 @@ def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monke
 
 @pytest.mark.parametrize("rows", [3, 40])
 def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
-    """Weights in place, weights elsewhere, other maps, watchers, and what a fused optimiser does without a word."""
+    """Weights in place, weights elsewhere, other maps, watchers, and what a fused optimizer does without a word."""
     model = build("gpt2", size="tiny", vocab=61).eval()
     attention = model.stack.layers[1].branches["mixer"]
     seen = []
@@ -326,9 +326,9 @@ def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
             model.stack.layers[0].out.watchers.clear()
         if at == 6:
             with torch.enable_grad():
-                optimiser = torch.optim.Adam(model.parameters(), 0.01, fused=True)
+                optimizer = torch.optim.Adam(model.parameters(), 0.01, fused=True)
                 model(torch.arange(6)[None]).square().mean().backward()
-                optimiser.step()
+                optimizer.step()
         return state
 
     begin = copy.deepcopy(model)

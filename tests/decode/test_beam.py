@@ -5,7 +5,7 @@ import torch
 
 from regard.core import Memory, UserError
 from regard.decode import Hypothesis, beam, greedy
-from regard.decode.beam import STOPS
+from regard.decode.beam import EARLY_STOPPING
 
 from .toy import END, Toy, ask, count
 
@@ -32,7 +32,7 @@ def test_the_list_of_sentences_is_complete():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_wide_beam_finds_the_best_of_all(penalty, seed):
     toy = Toy(4, seed)
-    found = beam(toy, ask(PROMPTS, 3), WIDE, penalty, best=9, stop="sure")
+    found = beam(toy, ask(PROMPTS, 3), WIDE, penalty, num_return=9, early_stopping="never")
     check(found, [toy.ranked(prompt, 3, penalty) for prompt in PROMPTS], 9)
 
 
@@ -53,15 +53,15 @@ def plain(toy: Toy, prompt: list[int], most: int, size: int, penalty: float, bes
         likely = sorted((score * len(said) ** penalty for score, said in done), reverse=True)[:best]
         over = {
             "full": len(done) >= size,
-            "likely": len(done) >= best and likely[-1] >= (live[0][0] if live else 0.0),
-            "sure": len(done) >= best and done[best - 1][0] >= kindest,
+            "heuristic": len(done) >= best and likely[-1] >= (live[0][0] if live else 0.0),
+            "never": len(done) >= best and done[best - 1][0] >= kindest,
         }
         if not live or over[stop]:
             return done[:best]
     return sorted(done + [(total / most**penalty, said) for total, said in live], key=lambda pair: -pair[0])[:best]
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", EARLY_STOPPING)
 @pytest.mark.parametrize(
     ("size", "best", "penalty"), [(1, 1, 1.0), (2, 1, -2.0), (3, 2, 0.5), (4, 4, 1.5), (9, 2, 0.0)]
 )
@@ -77,7 +77,7 @@ def test_a_narrow_beam_does_what_it_says(size, best, penalty, stop):
 def test_with_sources():
     toy = Toy(4, 5)
     memory = Memory(torch.randn(3, 1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
-    found = beam(toy, ask([[1]] * 3, [4, 1, 3], memory), 3**4, best=7, stop="sure")
+    found = beam(toy, ask([[1]] * 3, [4, 1, 3], memory), 3**4, num_return=7, early_stopping="never")
     rows = [Memory(memory.x[row : row + 1]) for row in range(3)]
     rankings = [toy.ranked([1], most, 1.0, row) for most, row in zip((4, 1, 3), rows, strict=True)]
     for answers, ranking in zip(found, rankings, strict=True):
@@ -88,13 +88,13 @@ def test_with_sources():
 def test_every_row_has_its_own_room():
     toy = Toy(4, 3)
     limits = [1, 4, 2]
-    found = beam(toy, ask(PROMPTS, limits), 3**4, best=4, stop="sure")
+    found = beam(toy, ask(PROMPTS, limits), 3**4, num_return=4, early_stopping="never")
     check(found, [toy.ranked(prompt, most, 1.0) for prompt, most in zip(PROMPTS, limits, strict=True)], 4)
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", EARLY_STOPPING)
 def test_several_answers_are_distinct_and_sorted(stop):
-    for answers in beam(Toy(7, 1, ends=1.0), ask(PROMPTS, 9), 6, best=6, stop=stop):
+    for answers in beam(Toy(7, 1, ends=1.0), ask(PROMPTS, 9), 6, num_return=6, early_stopping=stop):
         assert len({tuple(full(answer)) for answer in answers}) == len(answers) == 6
         scores = [answer.score for answer in answers]
         assert scores == sorted(scores, reverse=True)
@@ -104,7 +104,8 @@ def test_several_answers_are_distinct_and_sorted(stop):
 def test_the_penalty_favours_length():
     toy = Toy(5, 6, ends=1.0)
     lengths = [
-        sum(len(full(answers[0])) for answers in beam(toy, ask(PROMPTS, 6), 256, p, stop="sure")) for p in (0, 1, 3)
+        sum(len(full(answers[0])) for answers in beam(toy, ask(PROMPTS, 6), 256, p, early_stopping="never"))
+        for p in (0, 1, 3)
     ]
     assert lengths[0] < lengths[1] < lengths[2]
 
@@ -114,7 +115,8 @@ def test_stopping_early_is_no_better_and_no_longer():
     for seed in range(12):
         toys = Toy(6, seed, ends=1.0), Toy(6, seed, ends=1.0)
         early, late = (
-            beam(toy, ask(PROMPTS, 12), 3, 1.5, stop=stop) for toy, stop in zip(toys, ("full", "sure"), strict=True)
+            beam(toy, ask(PROMPTS, 12), 3, 1.5, early_stopping=stop)
+            for toy, stop in zip(toys, ("full", "never"), strict=True)
         )
         assert sum(toys[0].asked) <= sum(toys[1].asked)
         for one, two in zip(early, late, strict=True):
@@ -127,14 +129,14 @@ def test_late_stopping_keeps_answers_that_come_after_the_first_few():
     """The end is likely at once, but with a high penalty a long sentence is better."""
     toy = Toy(3, 4, ends=2.0)
     best = toy.ranked([1], 6, 3.0)[0]
-    found = beam(toy, ask([[1]], 6), 2, 3.0, stop="sure")[0][0]
+    found = beam(toy, ask([[1]], 6), 2, 3.0, early_stopping="never")[0][0]
     assert len(full(found)) > 2
     assert found.score == pytest.approx(best[0])
 
 
 def test_a_beam_larger_than_the_language():
     toy = Toy(2, 0)
-    found = beam(toy, ask([[1], [1, 1]], 2), 50, best=50)
+    found = beam(toy, ask([[1], [1, 1]], 2), 50, num_return=50)
     assert [sorted(map(full, answers)) for answers in found] == [sorted(toy.sentences(2))] * 2
 
 
@@ -147,12 +149,12 @@ def test_the_end_at_once():
 
 def test_nothing_but_the_end():
     toy = Toy(1)
-    assert [len(answers) for answers in beam(toy, ask([[0, 0], [0, 0]], 8), 3, best=2)] == [1, 1]
+    assert [len(answers) for answers in beam(toy, ask([[0, 0], [0, 0]], 8), 3, num_return=2)] == [1, 1]
     assert toy.asked == [2]  # nothing is left to search
 
 
 def test_no_end_at_all():
-    for answers in beam(Toy(5, 0, ends=-99.0), ask(PROMPTS, [3, 1, 5]), 3, best=3):
+    for answers in beam(Toy(5, 0, ends=-99.0), ask(PROMPTS, [3, 1, 5]), 3, num_return=3):
         assert len(answers) == 3
         assert not any(answer.ended for answer in answers)
     assert len(answers[0].tokens) == 5
@@ -183,7 +185,7 @@ def test_no_more_room_is_asked_for_than_there_is():
 @pytest.mark.parametrize(("size", "best"), [(0, 1), (2, 3), (2, 0)])
 def test_what_makes_no_sense_is_refused(size, best):
     with pytest.raises(UserError, match="1 <= best <= size"):
-        beam(Toy(4), ask(PROMPTS, 3), size, best=best)
+        beam(Toy(4), ask(PROMPTS, 3), size, num_return=best)
 
 
 def test_requests_that_make_no_sense_are_refused():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard.core import Model, UserError, recipe, select
-from regard.decode import Before, Request, Smaller, greedy, result, sample, speculate
-from regard.decode.sample import Knobs
+from regard.decode import ModelDraft, NgramDraft, Request, greedy, result, sample, speculate
+from regard.decode.sample import SamplingParams
 
 from .lively import END, MOST, START, VOCAB, WAYS, Lively, LivelyAhead, ask, make, same
 from .uncached import Uncached
@@ -33,29 +33,29 @@ def _few(monkeypatch):
     monkeypatch.setattr(result, "SCORES", 5 * VOCAB)
 
 
-@pytest.mark.parametrize(("way", "name"), SEARCHES)
-def test_the_cache_changes_nothing(name, way):
+@pytest.mark.parametrize(("config", "name"), SEARCHES)
+def test_the_cache_changes_nothing(name, config):
     model = MODELS[name]
     request = ask(model)
-    cached = WAYS[way](LivelyAhead(model), request, range(4))
-    same(cached, WAYS[way](Lively(Uncached(model)), request, range(4)))
+    cached = WAYS[config](LivelyAhead(model), request, range(4))
+    same(cached, WAYS[config](Lively(Uncached(model)), request, range(4)))
     assert len({tuple(answers[0].tokens) for answers in cached}) > 1  # else it would prove little
 
 
-@pytest.mark.parametrize(("way", "name"), SEARCHES)
-def test_a_batch_is_its_sentences_one_by_one(name, way):
+@pytest.mark.parametrize(("config", "name"), SEARCHES)
+def test_a_batch_is_its_sentences_one_by_one(name, config):
     model = MODELS[name]
-    together = WAYS[way](LivelyAhead(model), ask(model), range(4))
-    same(together, [WAYS[way](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
+    together = WAYS[config](LivelyAhead(model), ask(model), range(4))
+    same(together, [WAYS[config](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
 
 
-@pytest.mark.parametrize(("way", "name"), SEARCHES)
+@pytest.mark.parametrize(("config", "name"), SEARCHES)
 @torch.no_grad()
-def test_an_answer_is_as_likely_as_it_says(name, way):
+def test_an_answer_is_as_likely_as_it_says(name, config):
     """By the model on the whole answer at once."""
     model = MODELS[name]
     request = ask(model)
-    for row, answers in enumerate(WAYS[way](Lively(model), request, range(4))):
+    for row, answers in enumerate(WAYS[config](Lively(model), request, range(4))):
         begins = request.prefix[row, : int(request.lengths[row])].tolist()
         memory = None if request.memory is None else select(request.memory, torch.tensor([row]))
         for answer in answers:
@@ -102,20 +102,20 @@ def test_guesses_change_nothing(name, temperature):
     request = ask(model)._replace(most=torch.tensor([9, 3, 14, 1]))
     if model.kind == "encoder-decoder":  # so that the draft knows which row it is
         request = request._replace(prefix=torch.arange(4, 8)[:, None])
-    knobs = Knobs(temperature, repetition=1.1)
-    wanted = sample(Lively(model), request, *knobs, seeds=[1, 2, 3, 4])
+    sampling = SamplingParams(temperature, repetition_penalty=1.1)
+    wanted = sample(Lively(model), request, *sampling, seeds=[1, 2, 3, 4])
     lengths = request.lengths.tolist()
     begins = [row[:n] for row, n in zip(request.prefix.tolist(), lengths, strict=True)]
     answers = [b + a.tokens + [END] for b, a in zip(begins, wanted, strict=True)]
     asked = []
-    for draft in (Guesses(answers, lengths), Before(least=1), lambda held, count: [[] for _ in held]):
+    for draft in (Guesses(answers, lengths), NgramDraft(least=1), lambda held, count: [[] for _ in held]):
         stepper = Counted(Lively(model))
-        found = speculate(stepper, request, draft, 3, knobs, seeds=[1, 2, 3, 4])
+        found = speculate(stepper, request, draft, 3, sampling, seeds=[1, 2, 3, 4])
         same([[answer] for answer in found], [[answer] for answer in wanted])
         asked.append(stepper.steps)
     assert asked[0] < asked[2] or max(len(answer.tokens) for answer in wanted) < 4
     if model.kind == "decoder":
-        found = speculate(Lively(model), request, Smaller(Lively(model), 60), 3, knobs, seeds=[1, 2, 3, 4])
+        found = speculate(Lively(model), request, ModelDraft(Lively(model), 60), 3, sampling, seeds=[1, 2, 3, 4])
         same([[answer] for answer in found], [[answer] for answer in wanted])
 
 

@@ -70,16 +70,16 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_strategy_keeps_a_rule(way):
+@pytest.mark.parametrize("config", WAYS)
+def test_every_strategy_keeps_a_rule(config):
     """Rows that end at different times do not mix up what each has said, and what is likely is counted by what the rule
     leaves."""
     torch.manual_seed(3)
     model = regard.build("transformer-decoder", size="tiny", vocab=13, overrides=["model.depth=1"]).double().eval()
     prefix = torch.tensor([[2, 7], [2, 9], [2, 4], [2, 4]])
     most = torch.tensor([9, 3, 12, 6])
-    plain = WAYS[way](model, Request(prefix, 3, most))
-    found = WAYS[way](model, Request(prefix, 3, most, rule=no_twice))
+    plain = WAYS[config](model, Request(prefix, 3, most))
+    found = WAYS[config](model, Request(prefix, 3, most, rule=no_twice))
     assert any(len(set(one.tokens)) < len(one.tokens) for answers in plain for one in answers)
     for row, answers in enumerate(found):
         for one in answers:
@@ -90,5 +90,5 @@ def test_every_strategy_keeps_a_rule(way):
             logs = [no_twice(scores[i : i + 1], torch.tensor([said[:i]], dtype=torch.long)) for i in range(len(said))]
             logs = torch.cat(logs).log_softmax(-1)
             assert one.logprob == pytest.approx(float(logs[range(len(said)), said].sum()), rel=1e-5)
-    alone = WAYS[way](model, Request(prefix[2:3], 3, most[2:3], rule=no_twice))[0]
+    alone = WAYS[config](model, Request(prefix[2:3], 3, most[2:3], rule=no_twice))[0]
     assert [one.tokens for one in alone] == [one.tokens for one in found[2]]

@@ -16,9 +16,9 @@ SCORES = [2.0, -1.0, 0.5, 3.0, 0.4, -2.5, 1.0]
 PROMPTS = [[1], [2, 1, 3], [3, 3]]
 
 
-def share(**knobs: float) -> list[float]:
+def share(**sampling: float) -> list[float]:
     """The chance of each token, as the code has it."""
-    weights, tokens = likely(torch.tensor([SCORES], dtype=torch.float64), **({"temperature": 1.0} | knobs))
+    weights, tokens = likely(torch.tensor([SCORES], dtype=torch.float64), **({"temperature": 1.0} | sampling))
     dense = torch.zeros(1, len(SCORES), dtype=torch.float64)
     dense = weights if tokens is None else dense.scatter(1, tokens, weights)
     return (dense / dense.sum()).tolist()[0]
@@ -157,7 +157,7 @@ def test_repetition_counts_the_prompt_and_the_answer():
     here all scores are made so."""
     toy = Toy(9, 2, ends=-99.0)
     toy.bias += 50
-    answers = sample(toy, ask(PROMPTS, [5, 4, 6]), 0.0, repetition=1e9)
+    answers = sample(toy, ask(PROMPTS, [5, 4, 6]), 0.0, repetition_penalty=1e9)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert len({*prompt, *answer.tokens}) == len({*prompt}) + len(answer.tokens)
     assert [len(a.tokens) for a in answers] == [5, 4, 6]
@@ -165,7 +165,7 @@ def test_repetition_counts_the_prompt_and_the_answer():
 
 def test_a_penalty_does_not_change_how_likely_an_answer_is_said_to_be():
     toy = Toy(9, 2)
-    for prompt, answer in zip(PROMPTS, sample(toy, ask(PROMPTS, 7), 0.0, repetition=3.0), strict=True):
+    for prompt, answer in zip(PROMPTS, sample(toy, ask(PROMPTS, 7), 0.0, repetition_penalty=3.0), strict=True):
         assert answer.logprob == pytest.approx(toy.logprob(prompt, answer.tokens + [END] * answer.ended), rel=1e-5)
 
 
@@ -216,11 +216,18 @@ def test_half_precision_is_widened():
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"repetition": 0.0}],
+    [
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+    ],
 )
-def test_what_makes_no_sense_is_refused(knobs):
+def test_what_makes_no_sense_is_refused(sampling):
     with pytest.raises(UserError, match="sampling needs"):
-        sample(Toy(4), ask(PROMPTS, 3), **knobs)
+        sample(Toy(4), ask(PROMPTS, 3), **sampling)
 
 
 def test_a_seed_for_each_row():

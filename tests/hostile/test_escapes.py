@@ -90,7 +90,7 @@ def test_paths_that_look_like_markup(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text("the cat sat on the mat\n" * 60)
     small = [word for one in ("width=8", "heads=2", "depth=1") for word in ("--set", f"model.{one}")]
-    small += ["--set", "train.context=8", "--tokenizer", "characters"]
+    small += ["--set", "train.context_length=8", "--tokenizer", "characters"]
     given = ["transformer-decoder", "--size", "tiny", *small, "--data", "a[/x]/text.txt", "--out", "a[/x]/run"]
     assert outcome(tmp_path, "train", *given, "--steps", "1") == ""
     assert outcome(tmp_path, "evaluate", "a[/x]/run") == ""

@@ -21,9 +21,18 @@ from .corpus import NASTY, NASTY_TOML, changed, damaged, dropped, outcome, place
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 FILES = ("run.json", "recipe.toml", "tokenizer.json", "model.safetensors", "texts.txt")
-PREDICT = ("predict", "run", "run/texts.txt", "--most", "2")
+PREDICT = ("predict", "run", "run/texts.txt", "--max-new-tokens", "2")
 QUICK = [PREDICT, ("evaluate", "run", "--data", "run/texts.txt"), ("evaluate", "run"), ("show", "run")]
-DECODE = {"beam": 2, "most": 3, "longest": 9, "tokens": 50, "penalty": 1.0, "best": 1, "stop": "full", "cut": True}
+DECODE = {
+    "beam": 2,
+    "max_new_tokens": 3,
+    "max_source_tokens": 9,
+    "max_batch_tokens": 50,
+    "length_penalty": 1.0,
+    "num_return": 1,
+    "early_stopping": "full",
+    "truncate": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +176,9 @@ def test_a_recipe_that_describes_more_than_its_weights_hold(home, run):
     ("flags", "words"),
     [
         (["--beam", 10**9], "decode.beam must be at most 10,000, not 1,000,000,000"),
-        (["--most", 10**12], "decode.most must be at most 2,147,483,647"),
-        (["--most", 10**9], "decode.most must be at most 131,072"),
-        (["--penalty", "1e9", "--beam", "2"], "decode.penalty must be from -10.0 to 10.0"),
+        (["--max-new-tokens", 10**12], "decode.max_new_tokens must be at most 2,147,483,647"),
+        (["--max-new-tokens", 10**9], "decode.max_new_tokens must be at most 131,072"),
+        (["--length-penalty", "1e9", "--beam", "2"], "decode.length_penalty must be from -10.0 to 10.0"),
         (["--temperature", "nan"], "decode.temperature must be a number, not nan"),
         (["--threads", 10**9], "less than or equal to 1024"),
     ],
@@ -182,7 +191,7 @@ def test_decoding_that_no_memory_could_hold(home, monkeypatch):
     from regard.core import memory
 
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**6)
-    told = outcome(home, "predict", "run", "run/texts.txt", "--beam", "5000", "--most", "300")
+    told = outcome(home, "predict", "run", "run/texts.txt", "--beam", "5000", "--max-new-tokens", "300")
     assert "with a beam of 5,000 takes " in told
     assert "of memory, and this machine has 1.0 MB" in told
 
@@ -239,7 +248,7 @@ def begun(tmp_path_factory):
     """A folder with a run of two steps, its data beside it."""
     home = tmp_path_factory.mktemp("begun")
     (home / "pairs.tsv").write_text("source\ttarget\n" + "".join(f"a{n} b\tB A{n}\n" for n in range(40)))
-    tiny = ["model.width=8", "model.depth=1", "model.heads=2", "train.batch=200", "train.warmup=1"]
+    tiny = ["model.width=8", "model.depth=1", "model.heads=2", "train.batch_tokens=200", "train.warmup=1"]
     tiny += [f"model.{side}.layer.0.feedforward.hidden=12" for side in ("encoder", "decoder")]
     sets = [piece for one in tiny for piece in ("--set", one)]
     asked = ["train", "transformer", "--size", "tiny", "--data", "pairs.tsv", "--dev", "5", "--test", "0"]
@@ -291,7 +300,7 @@ def test_a_model_of_fifty_gigabytes_takes_no_memory(home, run):
     assert "Traceback" not in told.stderr
 
 
-NUMBERS = ["step", "tokens", "epoch", "taken", "elapsed", "pending", "best", "waited", "metrics", "optimiser"]
+NUMBERS = ["step", "tokens", "epoch", "taken", "elapsed", "pending", "best", "waited", "metrics", "optimizer"]
 
 
 @pytest.mark.parametrize("entry", NUMBERS)
@@ -305,7 +314,7 @@ def test_every_number_of_a_checkpoint(begun, tmp_path, entry):
     for path in (place for place in places(told) if place[0] == entry):
         for made in (*(changed(told, path, value) for value in NASTY), dropped(told, path)):
             for arguments in (
-                ["predict", "run", "pairs.tsv", "--most", "1"],
+                ["predict", "run", "pairs.tsv", "--max-new-tokens", "1"],
                 ["train", "--resume", "run", "--steps", "3"],
             ):
                 shutil.copytree(good, tmp_path / "run", dirs_exist_ok=True)

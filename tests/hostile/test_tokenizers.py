@@ -10,7 +10,7 @@ from regard.data.tame import must_be_tame
 
 from .corpus import NASTY, changed, dropped, hugging_face_folder, outcome, places, text_run
 
-PREDICT = ("predict", "run", "run/texts.txt", "--most", "2")
+PREDICT = ("predict", "run", "run/texts.txt", "--max-new-tokens", "2")
 
 
 @pytest.fixture(scope="module")

@@ -49,15 +49,15 @@ def test_learns_one_step(name):
     model = make(name)
     model.eval()  # no dropout between the two losses
     given = model.draw(3, 13)
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(2):
         scores = model(**given)
         target = torch.arange(scores[..., 0].numel()) % scores.shape[-1]
         loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2), target)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[1] < losses[0]
 

@@ -90,14 +90,14 @@ class TestPretrain:
 
 class TestEmbed:
     @pytest.mark.parametrize("pool", ["mean", "first", "max", "last"])
-    @pytest.mark.parametrize("unit", [True, False])
-    def test_one_vector_of_the_real_positions(self, pool, unit):
+    @pytest.mark.parametrize("normalize", [True, False])
+    def test_one_vector_of_the_real_positions(self, pool, normalize):
         x = vectors()
-        found = head({"part": "embed", "pool": pool, "unit": unit})(x, CONTEXT)
+        found = head({"part": "embed", "pool": pool, "normalize": normalize})(x, CONTEXT)
         for row, length in enumerate(VALID.sum(1).tolist()):
             real = x[row, :length]
             want = {"mean": real.mean(0), "first": real[0], "max": real.max(0).values, "last": real[-1]}[pool]
-            assert torch.allclose(found[row], want / want.norm() if unit else want, atol=1e-6)
+            assert torch.allclose(found[row], want / want.norm() if normalize else want, atol=1e-6)
 
     def test_keeps_what_it_does_not_use(self):
         """BERT's layer is there, to be saved with the rest, and changes nothing."""

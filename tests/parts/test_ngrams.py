@@ -79,7 +79,18 @@ def test_it_learns_from_the_command_line(tmp_path, capsys):
     lines = [f"{a} {b} and\tab\n{b} {a} and\tba\n" for a in "abcdefgh" for b in "ijklmnop"]
     data.write_text("".join(lines) * 2)
     run = tmp_path / "run"
-    asked = ["--tokenizer", "words", "--dev", str(data), "--epochs", "20", "--set", "train.batch=64", "--out", str(run)]
+    asked = [
+        "--tokenizer",
+        "words",
+        "--dev",
+        str(data),
+        "--epochs",
+        "20",
+        "--set",
+        "train.batch_tokens=64",
+        "--out",
+        str(run),
+    ]
     assert main(["train", "fasttext", "--size", "tiny", "--data", str(data), "--threads", "1", *asked]) == 0
     assert regard.load(run).predict(["a i and", "i a and"])[0][0].text == "ab"
     assert "accuracy 100" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from regard import UserError
 from regard.cli import main
 from regard.core.product import is_plain_linear
 from regard.data import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.passes import bitnet
 from regard.passes.bitnet import BitLinear, PackedLinear, pack, packed, unpacked
 
@@ -119,14 +119,14 @@ def test_where_it_goes():
 def test_it_learns():
     model = decoder()
     tokens = torch.randint(61, (4, 12), generator=torch.Generator().manual_seed(1))
-    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
     before = {name: p.clone() for name, p in model.named_parameters()}
     losses = []
     for _ in range(30):
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
@@ -157,8 +157,8 @@ def test_a_packed_run(run, tmp_path, capsys):
     tokens = torch.randint(one.model.vocab, (3, 11))
     with torch.no_grad():
         assert torch.equal(one.model(tokens), two.model(tokens))
-    way = Way(most=7)
-    assert two.predict(TEXTS, way) == one.predict(TEXTS, way)
+    config = DecodeConfig(max_new_tokens=7)
+    assert two.predict(TEXTS, config) == one.predict(TEXTS, config)
     files = [(folder / "model.safetensors").stat().st_size for folder in (run, tmp_path / "small")]
     assert files[0] > 6 * files[1]
     assert held(one.model) > 6 * held(two.model)
@@ -174,7 +174,7 @@ def test_the_rest_in_fewer_bits(run, tmp_path):
     full, half = regard.load(tmp_path / "full"), regard.load(tmp_path / "half")
     assert held(half.model) < held(full.model)
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
-    assert half.predict(TEXTS[:1], Way(most=3))[0][0].tokens
+    assert half.predict(TEXTS[:1], DecodeConfig(max_new_tokens=3))[0][0].tokens
 
 
 def test_refusals(run, tmp_path, capsys):

@@ -105,13 +105,13 @@ def test_dropout_is_of_the_small_map_alone():
 def test_it_learns_and_the_rest_stays():
     model = decoder({"part": "lora", "rank": 4, "alpha": 8.0, "on": "qkvo"})
     before = {name: p.clone() for name, p in model.named_parameters()}
-    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 0.02)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 0.02)
     losses = []
     for _ in range(25):
         loss = F.cross_entropy(model(tokens()[:, :-1]).flatten(0, 1), tokens()[:, 1:].flatten())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}

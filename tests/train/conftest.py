@@ -77,7 +77,7 @@ def trainer(model, feed):
     def make(run=None, **given):
         own = {key: given.pop(key) for key in list(given) if key not in Settings.__dataclass_fields__}
         settings = Settings(**{"lr": 0.01, "warmup": 1, "steps": 12, **given})
-        parts = {"model": model(), "objective": NextToken(settings.smoothing), "feed": feed(), **own}
+        parts = {"model": model(), "objective": NextToken(settings.label_smoothing), "feed": feed(), **own}
         return Trainer(**parts, settings=settings, run=run)
 
     return make
@@ -98,7 +98,7 @@ def job(pairs, tmp_path):
     """A job over them; settings of [train] by name."""
 
     def make(run="run", job=None, **train):
-        settings = {"steps": 12, "batch": 80, "warmup": 1, "lr": 0.01, **train}
+        settings = {"steps": 12, "batch_tokens": 80, "warmup": 1, "lr": 0.01, **train}
         overrides = [*TINY, *(f"train.{key}={value}" for key, value in settings.items())]
         given = {"data": str(pairs), "dev": "0.2", "test": "0", "tokenizer": "characters,pretokenised"}
         given |= {"recipe": "transformer", "size": "tiny", "overrides": overrides, "run": str(tmp_path / run)}

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # the first optimiser would import it, in every attempt anew
+import torch._dynamo  # the first optimizer would import it, in every attempt anew
 
 torch.set_num_threads(1)  # no threads, so that fork is safe
 os.fsync = lambda file: None  # a kill of the process, not of the machine

@@ -88,7 +88,7 @@ def test_all_is_told_and_kept(pairs, tmp_path):
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["chosen"]
     chosen = {choice["key"]: choice["value"] for choice in kept}
     written = recipes.read(tmp_path / "run" / "recipe.toml")
-    assert chosen["train.optimiser"] == written["train"]["optimiser"] == prepared.settings.optimiser == "muon"
+    assert chosen["train.optimizer"] == written["train"]["optimizer"] == prepared.settings.optimizer == "muon"
     assert chosen["model.dropout"] == written["model"]["dropout"]
     assert chosen["vocab"] >= prepared.task.source.size
     (sentence,) = [one for one in said if one.startswith("chosen:")]
@@ -97,20 +97,20 @@ def test_all_is_told_and_kept(pairs, tmp_path):
 
 
 def test_what_is_given_stays(pairs, tmp_path):
-    given = ("train.steps=3", "train.lr=0.0125", "train.optimiser=adam", "model.dropout=0.07", "train.batch=900")
+    given = ("train.steps=3", "train.lr=0.0125", "train.optimizer=adam", "model.dropout=0.07", "train.batch_tokens=900")
     prepared, _ = make(pairs, tmp_path, *given, vocab=400)
     s = prepared.settings
-    assert (s.lr, s.optimiser, s.batch, s.schedule) == (0.0125, "adam", 900, "linear")
+    assert (s.lr, s.optimizer, s.batch_tokens, s.schedule) == (0.0125, "adam", 900, "linear")
     assert prepared.recipe["model"]["dropout"] == 0.07
     assert prepared.task.source.size <= 400
     kept = {c["key"] for c in json.loads((tmp_path / "run" / "run.json").read_text())["chosen"]}
-    assert not kept & {"train.lr", "train.optimiser", "model.dropout", "train.batch", "vocab"}
+    assert not kept & {"train.lr", "train.optimizer", "model.dropout", "train.batch_tokens", "vocab"}
 
 
 def test_as_published(pairs, tmp_path):
     """Nothing is chosen, so that an end must be given."""
     prepared, said = make(pairs, tmp_path, "train.steps=3", as_published=True)
-    assert prepared.settings.optimiser == "adam"
+    assert prepared.settings.optimizer == "adam"
     assert prepared.recipe["model"]["dropout"] == 0.3
     assert not any(one.startswith("chosen:") for one in said)
 

@@ -177,8 +177,8 @@ def test_only_a_head_that_is_new_is_treated_as_new(labels, encoder, tmp_path):
     new, _ = run(labels, tmp_path / "new", "train.steps=2", task="classify", **given)
     assert (again.settings.freeze, new.settings.freeze) == (0, "embed")
     assert again.settings.lr == chosen(again)["train.lr"] > 5e-5
-    assert again.settings.rows == 0
-    assert new.settings.rows == automatic.ROWS
+    assert again.settings.batch_size == 0
+    assert new.settings.batch_size == automatic.ROWS
 
 
 # -------------------------------------------------------------------------------------------- what the rules go by
@@ -200,16 +200,18 @@ def passes(prepared):
 def test_both_texts_of_a_match_count(tmp_path):
     data = write(tmp_path / "pairs.tsv", matches())
     given = {"recipe": "transformer-encoder", "task": "match", "tokenizer": "words"}
-    prepared, _ = run(data, tmp_path / "run", "train.steps=40", "train.batch=300", *SMALL, **given)
+    prepared, _ = run(data, tmp_path / "run", "train.steps=40", "train.batch_tokens=300", *SMALL, **given)
     positions = sum(17 for _ in prepared.corpus.train)  # five words and ten, and the ends of both
     assert passes(prepared) == pytest.approx(40 * 300 / positions, rel=0.1)
 
 
-@pytest.mark.parametrize("given", [("train.rows=3",), ("train.batch=90",), ("train.rows=3", "train.batch=9000")])
+@pytest.mark.parametrize(
+    "given", [("train.batch_size=3",), ("train.batch_tokens=90",), ("train.batch_size=3", "train.batch_tokens=9000")]
+)
 def test_the_passes_over_a_text_are_those_of_its_real_batches(tmp_path, given):
     path = tmp_path / "text.txt"
     path.write_text("It was the age of wisdom, it was the age of folly.\n" * 400)
-    small = ("model.width=12", "model.heads=2", "model.depth=1", "train.context=30", "train.steps=100")
+    small = ("model.width=12", "model.heads=2", "model.depth=1", "train.context_length=30", "train.steps=100")
     prepared, _ = run(path, tmp_path / "run", *small, *given, recipe="transformer-decoder", dev="0.1", test="0.1")
     positions = sum(len(text) for (text,) in prepared.corpus.train)
     assert passes(prepared) == pytest.approx(100 * 3 * 30 / positions, rel=0.1)

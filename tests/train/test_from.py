@@ -13,13 +13,13 @@ from regard.evaluate import evaluate
 from regard.train import checkpoint
 from regard.train.job import Job, resume, start
 from regard.train.levels import freeze, levels, rates
-from regard.train.optimiser import Optimiser
+from regard.train.optimizer import Optimizer
 from regard.train.settings import Settings
 from tests.train.test_killed import run_through, told
 
 ENCODER = [
     "model.width=12", "model.heads=2", "model.depth=3", "model.dropout=0.1", "model.layer.0.feedforward.hidden=20",
-    "train.batch=256", "train.lr=0.01", "train.warmup=5", "train.steps=12",
+    "train.batch_tokens=256", "train.lr=0.01", "train.warmup=5", "train.steps=12",
 ]  # fmt: skip
 STEPS = ["train.steps=6", "train.warmup=2", "train.lr=0.005"]
 
@@ -45,7 +45,10 @@ def folder(tmp_path_factory):
     given = {"size": "tiny", "tokenizer": "characters", "dev": "30", "test": "0"}
     given |= {"overrides": ENCODER, "data": str(place / "vowels.tsv")}
     start(Job("transformer-encoder", str(place / "encoder"), **given, as_published=True), quiet).train()
-    given |= {"overrides": [*ENCODER, "train.context=16", "train.batch=128"], "data": str(place / "words.txt")}
+    given |= {
+        "overrides": [*ENCODER, "train.context_length=16", "train.batch_tokens=128"],
+        "data": str(place / "words.txt"),
+    }
     start(
         Job("transformer-decoder", str(place / "decoder"), **given | {"dev": "0.1"}, as_published=True), quiet
     ).train()
@@ -91,7 +94,7 @@ def test_settings_are_for_fine_tuning(job):
     asked = job()
     asked.overrides = ["train.steps=2"]
     settings = start(asked, quiet).settings
-    assert (settings.batch, settings.lr, settings.optimiser, settings.steps) == (256, 5e-5, "adamw", 2)
+    assert (settings.batch_tokens, settings.lr, settings.optimizer, settings.steps) == (256, 5e-5, "adamw", 2)
     asked = job("lora", lora=2)
     asked.overrides = ["train.steps=2"]
     assert start(asked, quiet).settings.lr == 5e-4
@@ -135,7 +138,7 @@ def test_a_task_without_a_run_to_begin_from(folder, tmp_path):
 
 def test_bert_learns_to_fill_gaps_and_then_to_answer(folder, tmp_path):
     """All its own way: hidden words first, then labels, with its marks; from scratch as well."""
-    small = [*ENCODER, "model.head.tokens.hidden=12", "train.context=24", "train.steps=2"]
+    small = [*ENCODER, "model.head.tokens.hidden=12", "train.context_length=24", "train.steps=2"]
     given = {"data": str(folder / "words.txt"), "dev": "0.1", "test": "0", "tokenizer": "characters"}
     start(Job("bert", str(tmp_path / "bert"), "tiny", small, **given, as_published=True), quiet).train()
     given = {"data": str(folder / "lengths.tsv"), "dev": "30", "test": "0", "task": "classify"}
@@ -177,15 +180,15 @@ def test_levels_and_rates(folder):
     assert set(rates(model, 1.0, 1.0).values()) == {1.0}
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon", "adafactor"])
-def test_every_layer_moves_at_its_own_rate(folder, optimiser):
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor"])
+def test_every_layer_moves_at_its_own_rate(folder, optimizer):
     """One step with gradients of one moves a weight as far as its share of the rate says."""
     moved = []
     for decay, head in ((1.0, 1.0), (0.5, 4.0)):
         model = model_of(folder)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        settings = Settings(optimiser=optimiser, lr=0.01, layer_decay=decay, head_lr=head, clip=0.0, steps=1)
-        made = Optimiser(model, settings)
+        settings = Settings(optimizer=optimizer, lr=0.01, layer_decay=decay, head_lr=head, max_grad_norm=0.0, steps=1)
+        made = Optimizer(model, settings)
         for p in model.parameters():
             p.grad = torch.ones_like(p)
         made.step(0.01, 1.0)
@@ -223,7 +226,7 @@ def test_what_is_frozen(folder):
         assert all(name.startswith("head.") for name in learning(tied))
     else:
         with pytest.raises(UserError, match="nothing is left to learn"):
-            Optimiser(tied, Settings(steps=1))
+            Optimizer(tied, Settings(steps=1))
 
 
 LM = {"origin": "decoder", "data": "words.txt", "dev": "0.1", "task": None}
@@ -233,13 +236,13 @@ SLOW = [
     {"lora": 3},
     {"lora": 2, "task": None, "data": "vowels.tsv"},
     {"lora": 2, **LM},
-    {"overrides": ["train.freeze=1", "train.checkpointing=true"], **LM},
+    {"overrides": ["train.freeze=1", "train.gradient_checkpointing=true"], **LM},
 ]
 
 
 @pytest.mark.parametrize("given", SLOW, ids=[",".join(given) for given in SLOW])
 def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, given):
-    """Neither a gradient nor a place in the optimiser; and the folder loads as it was."""
+    """Neither a gradient nor a place in the optimizer; and the folder loads as it was."""
     prepared = start(job(**given), quiet)
     free = learning(prepared.model)
     names = {name for name, _ in prepared.model.named_parameters()}
@@ -249,8 +252,8 @@ def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, give
     held = [name for name in before if name in now and name not in free and not name.startswith("head.")]
     assert held
     assert all(torch.equal(now[name], before[name]) for name in held)
-    assert set(prepared.trainer.learner.optimiser.names.values()) == free
-    state = {name.rpartition("/")[0] for name in prepared.trainer.learner.optimiser.state()}
+    assert set(prepared.trainer.learner.optimizer.names.values()) == free
+    state = {name.rpartition("/")[0] for name in prepared.trainer.learner.optimizer.state()}
     assert state == free
     assert all(p.grad is None for p in prepared.model.parameters() if not p.requires_grad)
     loaded = regard.load(tmp_path / "run")
@@ -286,7 +289,7 @@ def test_lora_goes_on_and_is_merged(job, folder, tmp_path):
 def test_an_unfinished_run_and_one_that_was_converted(job, folder, tmp_path):
     """The newest checkpoint serves; a table larger than the tokenizer stays as it is."""
     half = tmp_path / "half"
-    start(job("half", overrides=["train.save=2"]), quiet).train()
+    start(job("half", overrides=["train.save_steps=2"]), quiet).train()
     (half / "model.safetensors").unlink()
     given = Job(
         "",
@@ -320,7 +323,7 @@ def test_an_unfinished_run_and_one_that_was_converted(job, folder, tmp_path):
 
 def test_killed_again_and_again(job, tmp_path):
     """From another run, with frozen layers and small maps: to the same end as one that was never killed."""
-    given = {"lora": 2, "overrides": ["train.steps=24", "train.save=3", "train.evaluate=5", "train.freeze=1",
+    given = {"lora": 2, "overrides": ["train.steps=24", "train.save_steps=3", "train.eval_steps=5", "train.freeze=1",
                                       "train.layer_decay=0.8", "train.ema=0.9"]}  # fmt: skip
     run_through(job("whole", **given), 0, tmp_path)
     killed = run_through(job("killed", **given), 7, tmp_path)

@@ -34,7 +34,7 @@ def cores():
 @pytest.fixture
 def learner(feed):
     def make(model, **given) -> Learner:
-        settings = Settings(clip=0.0, lr=1e-2, schedule="constant", warmup=0, **given)
+        settings = Settings(max_grad_norm=0.0, lr=1e-2, schedule="constant", warmup=0, **given)
         return Learner(model, NextToken(0.1), feed(), settings)
 
     return make
@@ -47,7 +47,7 @@ def test_the_steps_are_those_of_one(model, learner, cores, many):
     for count in (1, many):
         cores(count)
         torch.manual_seed(1)
-        one = learner(model(dropout=0.0).double(), accumulate=2)
+        one = learner(model(dropout=0.0).double(), gradient_accumulation=2)
         losses = []
         for _ in range(3):
             assert one.advance(lambda: 1e-2)
@@ -232,7 +232,18 @@ def run(command, *more):
 def test_a_run_whose_helper_is_stopped_ends_and_goes_on(pairs, tmp_path):
     out = tmp_path / "run"
     given = ["train", "transformer", "--size", "tiny", "--data", str(pairs), "--tokenizer", "characters,pretokenised"]
-    given += ["--threads", "3", "--steps", "8", "--out", str(out), "--set", "train.save=2", "--set", "train.batch=80"]
+    given += [
+        "--threads",
+        "3",
+        "--steps",
+        "8",
+        "--out",
+        str(out),
+        "--set",
+        "train.save_steps=2",
+        "--set",
+        "train.batch_tokens=80",
+    ]
     given += ["--set", "model.width=8", "--set", "model.heads=2", "--set", "model.depth=1"]
     done = run(["stop"], *given)
     assert done.returncode == 2, done.stderr

@@ -15,7 +15,7 @@ from regard.train.job import Job, resume, start
 
 SIDE = 8
 SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.dropout=0", "model.embed.image=8",
-         "model.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=1", "train.rows=16"]  # fmt: skip
+         "model.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=1", "train.batch_size=16"]  # fmt: skip
 
 
 def drawn(kind: str, rng) -> np.ndarray:
@@ -45,7 +45,7 @@ def folder(tmp_path):
 @pytest.fixture
 def job(tmp_path, folder):
     def make(run="run", steps=40, recipe="vit", data=None, small=SMALL, **more):
-        own = [f"train.steps={steps}", "train.evaluate=20", *small]
+        own = [f"train.steps={steps}", "train.eval_steps=20", *small]
         return Job(recipe, str(tmp_path / run), "tiny", own, str(data or folder), **more, as_published=True)
 
     return make
@@ -71,7 +71,7 @@ def test_it_learns_and_is_asked(job, folder, tmp_path, capsys):
     assert prepared.trainer.best["metrics"]["accuracy"] > 70
     assert run.vectors(files).shape == (3, 16)
     capsys.readouterr()
-    assert main(["predict", str(tmp_path / "run"), *map(str, files), "--best", "2", "--json"]) == 0
+    assert main(["predict", str(tmp_path / "run"), *map(str, files), "--num-return", "2", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["answers"][0]["text"] for line in lines] == list(KINDS)
     assert all(len(line["answers"]) == 2 for line in lines)
@@ -184,7 +184,7 @@ def test_bad_data(job, folder, tmp_path):
 TOWERS = ["model.image.depth=1", "model.image.width=16", "model.image.heads=2", "model.image.embed.image=8",
           "model.image.layer.0.feedforward.hidden=24", "model.text.depth=1", "model.text.width=16",
           "model.text.heads=2", "model.text.layer.0.feedforward.hidden=24", "train.lr=0.01", "train.warmup=1",
-          "train.rows=9"]  # fmt: skip
+          "train.batch_size=9"]  # fmt: skip
 SAID = {"across": "stripes that lie", "along": "stripes that stand", "none": "nothing at all"}
 
 
@@ -216,8 +216,8 @@ def test_towers_learn(job, folder, table, tmp_path, capsys):
     assert "--text" in capsys.readouterr().err
     long = ["predict", str(tmp_path / "towers"), str(files[0]), "--text", "red " * 500]
     assert main(long) == 2
-    assert "can be taken: shorten it, or let it be cut (--cut)" in capsys.readouterr().err
-    assert main([*long, "--cut"]) == 0
+    assert "can be taken: shorten it, or let it be cut (--truncate)" in capsys.readouterr().err
+    assert main([*long, "--truncate"]) == 0
 
 
 def test_towers_go_on(job, table, tmp_path):

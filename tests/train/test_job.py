@@ -40,14 +40,14 @@ def lines(folder, kind):
 
 def test_a_run(job, tmp_path):
     """Complete before it is trained, and afterwards a model that answers."""
-    asked = job(metric="token_error", evaluate=4)
+    asked = job(metric="token_error", eval_steps=4)
     prepared = start(asked, quiet)
     folder = tmp_path / "run"
     there = {path.name for path in folder.iterdir()}
     assert there == {"recipe.toml", "run.json", "source.tokenizer.json", "target.tokenizer.json", "data", "lock"}
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     assert recipe["train"]["steps"] == 12
-    assert recipe["train"]["clip"] == 1.0, "what was not said, too"
+    assert recipe["train"]["max_grad_norm"] == 1.0, "what was not said, too"
     assert recipe["model"]["width"] == 8
     told = json.loads((folder / "run.json").read_text())
     assert told["sessions"][0]["versions"]["torch"] == torch.__version__
@@ -68,7 +68,7 @@ def test_a_run(job, tmp_path):
 def test_it_goes_on(job, tmp_path):
     """From elsewhere, past its end, and the new end stays."""
     folder = tmp_path / "run"
-    start(job(save=5), quiet).train()
+    start(job(save_steps=5), quiet).train()
     said = []
     longer = resume(folder, {"steps": 17}, said.append)
     longer.train()
@@ -189,7 +189,7 @@ def test_a_run_json_that_is_none(job, tmp_path):
 
 def test_positions_limit_what_is_learned(job, tmp_path):
     """Of either side: a source that is too long is left out, and is no accident in the middle of a run."""
-    asked = job(evaluate=6)
+    asked = job(eval_steps=6)
     asked.overrides += ['model.encoder.embed={ part = "tokens", position = { part = "learned", length = 5 } }']
     said = []
     start(asked, said.append).train()
@@ -207,14 +207,14 @@ def language(job, tmp_path):
     def make(*overrides):
         asked = job()
         asked.recipe, asked.data, asked.tokenizer = "transformer-decoder", str(tmp_path / "text.txt"), None
-        asked.overrides = [*LANGUAGE, "train.steps=60", "train.context=20", "train.rows=6", *overrides]
+        asked.overrides = [*LANGUAGE, "train.steps=60", "train.context_length=20", "train.batch_size=6", *overrides]
         return asked
 
     return make
 
 
 def test_a_language_model(language, tmp_path):
-    prepared = start(language("train.evaluate=20", "train.warmup=10"), quiet)
+    prepared = start(language("train.eval_steps=20", "train.warmup=10"), quiet)
     prepared.train()
     found = [line["dev"]["perplexity"] for line in lines(tmp_path / "run", "dev")]
     assert len(found) == 3

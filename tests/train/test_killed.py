@@ -31,7 +31,15 @@ def told(run):
 
 def test_killed_again_and_again(job, tmp_path):
     """With dropout, accumulation, a moving average, a mean of checkpoints and a metric that is decoded."""
-    settings = {"steps": STEPS, "save": 3, "evaluate": 5, "accumulate": 2, "ema": 0.9, "average": 3, "smoothing": 0.1}
+    settings = {
+        "steps": STEPS,
+        "save_steps": 3,
+        "eval_steps": 5,
+        "gradient_accumulation": 2,
+        "ema": 0.9,
+        "average": 3,
+        "label_smoothing": 0.1,
+    }
     settings |= {"metric": "token_error", "schedule": "cosine"}
     assert run_through(job("whole", **settings), 0, tmp_path) == {"moment": 0, "line": 0, "writing": 0}
     killed = run_through(job("killed", **settings), KILLS, tmp_path)

@@ -14,7 +14,7 @@ from regard.train.job import Job, resume, start
 
 SMALL = [
     "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",
-    "model.head.dropout=0", "train.batch=256", "train.lr=0.01", "train.warmup=5", "train.steps=120",
+    "model.head.dropout=0", "train.batch_tokens=256", "train.lr=0.01", "train.warmup=5", "train.steps=120",
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_the_best_accuracy_is_kept_and_waited_for(table, tmp_path):
     found = [{"loss": 0.3, "accuracy": 70.0}, {"loss": 0.5, "accuracy": 90.0}, {"loss": 0.4, "accuracy": 80.0}]
     for name, changes, step, last in (("own", [], 4, 8), ("loss", ["train.metric=loss"], 2, 6)):
         asked = job(table, tmp_path / name)
-        asked.overrides = [*SMALL, "train.evaluate=2", "train.patience=2", *changes]
+        asked.overrides = [*SMALL, "train.eval_steps=2", "train.patience=2", *changes]
         prepared = start(asked, print)
         scores = iter([*found, found[2], found[2]])
         prepared.trainer.evaluate = lambda model, scores=scores: next(scores)
@@ -83,7 +83,7 @@ def test_the_best_accuracy_is_kept_and_waited_for(table, tmp_path):
 
 def test_a_run_goes_on(table, tmp_path):
     """To the very weights of one that was not stopped."""
-    same = [*SMALL, "train.schedule=constant", "train.evaluate=10"]
+    same = [*SMALL, "train.schedule=constant", "train.eval_steps=10"]
     found = []
     for name, steps in (("whole", 40), ("half", 20)):
         asked = job(table, tmp_path / name)
@@ -100,7 +100,7 @@ def test_a_run_goes_on(table, tmp_path):
 
 def test_all_labels_with_their_probability(table, tmp_path):
     made = start(job(table, tmp_path / "run"), print).train()
-    (found,) = made.predict(["abc"], made.way.read({"best": 2}, made.way))
+    (found,) = made.predict(["abc"], made.config.read({"num_return": 2}, made.config))
     assert {one.text for one in found} == {"vowel", "consonant"}
     assert sum(torch.tensor([one.logprob for one in found]).exp()) == pytest.approx(1, abs=1e-5)
 

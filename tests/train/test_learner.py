@@ -39,7 +39,7 @@ def test_accumulation_is_one_large_batch(model):
     small, large = [[3, 4, 5]], [[6, 7, 8, 9, 10], [4, 5]]
     taken = []
     for accumulate, batches in ((1, [batch(*small, *large)]), (2, [batch(*small), batch(*large)])):
-        settings = Settings(accumulate=accumulate, clip=0, smoothing=0.1)
+        settings = Settings(gradient_accumulation=accumulate, max_grad_norm=0, label_smoothing=0.1)
         learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(*batches)), settings)
         assert learner.advance(lambda: 0.01)
         taken.append((gradients(learner.model), learner.loss, learner.tokens))
@@ -63,19 +63,19 @@ def test_speed_counts_the_tokens_that_are_read(model):
     pictures = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), count=2)
     assert pictures.inputs == 2
     asked_once = pair._replace(targets=torch.full_like(pair.targets, IGNORE).index_fill(1, torch.tensor(0), 4), count=2)
-    learner = Learner(model(), NextToken(), Feed(Given(asked_once)), Settings(accumulate=2))
+    learner = Learner(model(), NextToken(), Feed(Given(asked_once)), Settings(gradient_accumulation=2))
     assert learner.advance(lambda: 0.01)
     assert learner.tokens == 4
     assert [count for _, count in learner.recent] == [10]
 
 
 def test_parts_are_one_batch(model, monkeypatch):
-    """On a processor a batch goes through the model in parts; the gradient is that of all."""
+    """On a CPU a batch goes through the model in parts; the gradient is that of all."""
     rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
     for most in (1, 5, 1000):
         monkeypatch.setattr("regard.train.learner.PART", 0)
         monkeypatch.setattr("regard.train.learner.FEWEST", most)
-        settings = Settings(clip=0.0, lr=1.0, schedule="constant", warmup=0, optimiser="adam")
+        settings = Settings(max_grad_norm=0.0, lr=1.0, schedule="constant", warmup=0, optimizer="adam")
         learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(batch(*rows))), settings)
         learn, seen = learner._learn, []
         learner._learn = lambda part, count, learn=learn, seen=seen: seen.append(len(part.tokens)) or learn(part, count)
@@ -90,7 +90,9 @@ def test_parts_are_one_batch(model, monkeypatch):
 
 
 def test_loss_per_token(model):
-    learner = Learner(model(dropout=0.0), NextToken(0.3), Feed(Given(batch([3, 4, 5], [6]))), Settings(smoothing=0.3))
+    learner = Learner(
+        model(dropout=0.0), NextToken(0.3), Feed(Given(batch([3, 4, 5], [6]))), Settings(label_smoothing=0.3)
+    )
     one = batch([3, 4, 5], [6])
     p = model(dropout=0.0)(one.tokens, one.valid).log_softmax(-1)
     wanted = -sum(float(p[r, t, one.targets[r, t]].detach()) for r, t in ((0, 0), (0, 1), (0, 2), (1, 0))) / 4
@@ -125,7 +127,7 @@ def test_extra_losses_are_weighed_by_tokens(model):
             model(dropout=0.0, layer=layer),
             NextToken(),
             Feed(Given(*batches)),
-            Settings(accumulate=len(batches), clip=0),
+            Settings(gradient_accumulation=len(batches), max_grad_norm=0),
         )
         learner.advance(lambda: 0.0)
         taken.append(gradients(learner.model))
@@ -134,7 +136,7 @@ def test_extra_losses_are_weighed_by_tokens(model):
     for name in taken[0]:
         torch.testing.assert_close(*(grads[name] for grads in taken))
     without = Learner(model(dropout=0.0, layer=[layer[0] | {"feedforward": experts | {"balance": 0.0}}]), NextToken(),
-                      Feed(Given(rows)), Settings(clip=0))  # fmt: skip
+                      Feed(Given(rows)), Settings(max_grad_norm=0))  # fmt: skip
     without.advance(lambda: 0.0)
     assert not torch.equal(gradients(without.model)[router], taken[0][router])
 
@@ -159,7 +161,7 @@ def test_bfloat16(model):
 
 def test_the_same_steps_follow(model, feed):
     """From the state and the model, in another learner, whatever that had done: dropout, average and data included."""
-    settings = Settings(ema=0.9, accumulate=2, optimiser="muon")
+    settings = Settings(ema=0.9, gradient_accumulation=2, optimizer="muon")
     one = Learner(model(0), NextToken(), feed(), settings)
     for _ in range(7):
         one.advance(lambda: 0.01)
@@ -196,7 +198,7 @@ def test_the_place_is_after_what_was_learned(model, feed):
 
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_checkpointing_is_passed_on(model, feed, checkpointing):
-    learner = Learner(model(), NextToken(), feed(), Settings(checkpointing=checkpointing))
+    learner = Learner(model(), NextToken(), feed(), Settings(gradient_checkpointing=checkpointing))
     assert learner.model.stack.recompute is checkpointing
 
 

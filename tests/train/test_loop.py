@@ -74,7 +74,7 @@ def test_minutes(trainer, monkeypatch):
         now[0] += 30
         return {"loss": 1.0}
 
-    one = trainer(steps=0, minutes=2, evaluate=2)
+    one = trainer(steps=0, minutes=2, eval_steps=2)
     one.evaluate = judge
     one.report = lambda progress: now.__setitem__(0, now[0] + 10)
     one.train()
@@ -114,7 +114,7 @@ def test_no_end(trainer):
     [
         ({"steps": 40}, list(range(2, 41, 2))),
         ({"steps": 7}, list(range(1, 8))),
-        ({"steps": 12, "evaluate": 5}, [5, 10, 12]),
+        ({"steps": 12, "eval_steps": 5}, [5, 10, 12]),
     ],
 )
 def test_looks(trainer, tmp_path, given, looked):
@@ -128,14 +128,14 @@ def test_looks(trainer, tmp_path, given, looked):
 
 def test_keeps(trainer, tmp_path):
     """The last ones that were due, and the best."""
-    one = trainer(tmp_path / "run", steps=12, save=2, evaluate=3, keep=2)
+    one = trainer(tmp_path / "run", steps=12, save_steps=2, eval_steps=3, keep_checkpoints=2)
     one.evaluate = Judge(4, 1, 3, 2)
     one.train()
     assert names(tmp_path / "run") == ["step-00000006", "step-00000010", "step-00000012"]
 
 
 def test_a_new_best_is_kept_at_once(trainer, tmp_path):
-    one = trainer(tmp_path / "run", steps=12, save=5, evaluate=3, keep=1)
+    one = trainer(tmp_path / "run", steps=12, save_steps=5, eval_steps=3, keep_checkpoints=1)
     one.evaluate = Judge(4, 1, 3, 2)
     one.train()
     assert names(tmp_path / "run") == ["step-00000006-extra", "step-00000012"]
@@ -145,7 +145,7 @@ def test_after_five_minutes(trainer, tmp_path, monkeypatch):
     """A checkpoint out of turn, which goes away when the next one comes."""
     monkeypatch.setattr(loop, "RESCUE", -1.0)
     seen = []
-    one = trainer(tmp_path / "run", steps=5, save=4, keep=1)
+    one = trainer(tmp_path / "run", steps=5, save_steps=4, keep_checkpoints=1)
     one.report = lambda progress: seen.append(names(tmp_path / "run"))
     one.train()
     assert seen[1] == ["step-00000000", "step-00000002-extra"]
@@ -155,7 +155,7 @@ def test_after_five_minutes(trainer, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["loss", "bleu", "token_error"])
 def test_the_best_is_what_it_ends_with(trainer, tmp_path, name):
     """Higher or lower as the metric has it."""
-    one = trainer(tmp_path / "run", steps=12, evaluate=3, metric=name, save=100)
+    one = trainer(tmp_path / "run", steps=12, eval_steps=3, metric=name, save_steps=100)
     one.evaluate = judge = Judge(2, 5, 1, 3, name=name)
     found = one.train()
     best = 1 if name in HIGHER_IS_BETTER else 2
@@ -175,7 +175,7 @@ def test_directions_are_known():
 @pytest.mark.parametrize(("name", "steps"), [("loss", 15), ("bleu", 9)])
 def test_patience(trainer, tmp_path, name, steps):
     """After so many evaluations without a better one; an equal one is no better."""
-    one = trainer(tmp_path / "run", steps=100, evaluate=3, metric=name, patience=2)
+    one = trainer(tmp_path / "run", steps=100, eval_steps=3, metric=name, patience=2)
     one.evaluate = Judge(3, 3, 2, 2, 5, name=name)
     one.train()
     assert one.step == steps
@@ -207,7 +207,7 @@ def test_a_tie_goes_to_the_lower_loss_then_to_the_later_step(trainer, tmp_path, 
     """The same checkpoint is chosen when the run is stopped and resumed between the evaluations."""
     other = "exact" if name == "loss" else name
     found = [{other: value, "loss": loss} for value, loss in found]
-    given = {"evaluate": 3, "metric": name, "keep": 1}
+    given = {"eval_steps": 3, "metric": name, "keep_checkpoints": 1}
     if killed:
         for number, one in enumerate(found[:-1], 1):
             part = trainer(tmp_path / "run", steps=3 * number, **given)
@@ -224,7 +224,7 @@ def test_a_tie_goes_to_the_lower_loss_then_to_the_later_step(trainer, tmp_path, 
 
 def test_a_lower_loss_alone_does_not_reset_patience(trainer, tmp_path):
     """The run ends after two evaluations without a better metric, with the lowest loss of those that tied."""
-    one = trainer(tmp_path / "run", steps=100, evaluate=3, metric="exact", patience=2)
+    one = trainer(tmp_path / "run", steps=100, eval_steps=3, metric="exact", patience=2)
     one.evaluate = Scores(*({"exact": 0.0, "loss": 6.0 - number} for number in range(9)))
     assert one.train() == {"exact": 0.0, "loss": 4.0, "step": 9}
     assert one.step == 9
@@ -232,7 +232,7 @@ def test_a_lower_loss_alone_does_not_reset_patience(trainer, tmp_path):
 
 def test_a_metric_that_is_no_number(trainer, tmp_path):
     """Is worse than any."""
-    one = trainer(tmp_path / "run", steps=12, evaluate=3)
+    one = trainer(tmp_path / "run", steps=12, eval_steps=3)
     one.evaluate = Judge(float("nan"), 5, float("nan"), 6)
     assert one.train() == {"loss": 5, "step": 6}
 
@@ -256,7 +256,7 @@ def test_evaluation_leaves_no_trace(trainer, tmp_path):
     """Whatever it draws and however often it comes, the weights are those of a run without."""
     plain = trainer(tmp_path / "plain", ema=0.9)
     plain.train()
-    watched = trainer(tmp_path / "watched", evaluate=2, ema=0.9)
+    watched = trainer(tmp_path / "watched", eval_steps=2, ema=0.9)
     watched.evaluate = Judge(*range(9, 0, -1))
     watched.train()
     assert torch.equal(table(plain.model), table(watched.model))
@@ -264,7 +264,7 @@ def test_evaluation_leaves_no_trace(trainer, tmp_path):
 
 def test_mean_of_the_last(trainer, tmp_path):
     """Those that were due, not the best or the rescued ones between them."""
-    one = trainer(tmp_path / "run", steps=20, save=4, average=3, evaluate=3)
+    one = trainer(tmp_path / "run", steps=20, save_steps=4, average=3, eval_steps=3)
     values = {}
     one.report = lambda progress: values.update({progress.step: table(one.model)})
     one.evaluate = judge = Judge(*range(9, 0, -1))
@@ -279,7 +279,7 @@ def test_mean_of_the_last(trainer, tmp_path):
 
 def test_moving_average(trainer, tmp_path):
     """What is evaluated, kept and written, by hand: d = min(decay, (1 + step) / (10 + step))."""
-    one = trainer(tmp_path / "run", steps=6, ema=0.4, evaluate=1)
+    one = trainer(tmp_path / "run", steps=6, ema=0.4, eval_steps=1)
     average, seen = table(one.model).double(), []
 
     def follow(progress):
@@ -299,7 +299,7 @@ def test_moving_average(trainer, tmp_path):
 
 
 def test_moving_average_without_a_folder(trainer):
-    one = trainer(steps=6, ema=0.4, evaluate=6)
+    one = trainer(steps=6, ema=0.4, eval_steps=6)
     one.evaluate = judge = Judge(1)
     one.train()
     assert torch.equal(table(one.model), judge.seen[0])
@@ -307,10 +307,10 @@ def test_moving_average_without_a_folder(trainer):
 
 def test_goes_on_after_its_end(trainer, tmp_path):
     """As if it had been meant to be so long from the beginning: this schedule does not look at the end."""
-    trainer(tmp_path / "run", steps=7, save=5).train()
-    longer = trainer(tmp_path / "run", steps=12, save=5)
+    trainer(tmp_path / "run", steps=7, save_steps=5).train()
+    longer = trainer(tmp_path / "run", steps=12, save_steps=5)
     longer.train()
-    whole = trainer(tmp_path / "whole", steps=12, save=5)
+    whole = trainer(tmp_path / "whole", steps=12, save_steps=5)
     whole.train()
     assert longer.step == 12
     assert torch.equal(table(longer.model), table(whole.model))
@@ -331,7 +331,7 @@ def test_a_finished_run_again(trainer, tmp_path):
 
 
 def test_early_stopping_can_be_overruled(trainer, tmp_path):
-    given = {"steps": 30, "evaluate": 3, "patience": 2}
+    given = {"steps": 30, "eval_steps": 3, "patience": 2}
     first = trainer(tmp_path / "run", **given)
     first.evaluate = Judge(*range(10))
     first.train()

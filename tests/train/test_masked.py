@@ -357,7 +357,7 @@ def job(text, run, recipe="bert", *more, **train):
     hidden = (
         ["model.head.tokens.hidden=12", "model.head.pair.hidden=12"] if recipe == "bert" else ["model.head.hidden=12"]
     )
-    settings = {"steps": 6, "batch": 300, "context": 24, "warmup": 1, "lr": 0.01, **train}
+    settings = {"steps": 6, "batch_tokens": 300, "context_length": 24, "warmup": 1, "lr": 0.01, **train}
     overrides = [*TINY, *hidden, *(f"train.{key}={value}" for key, value in settings.items()), *more]
     return Job(recipe, str(run), "tiny", overrides, str(text), dev="0.1", tokenizer="words", as_published=True)
 
@@ -385,7 +385,14 @@ def test_it_learns_to_fill_in(tmp_path, capsys):
     rng = random.Random(0)
     text = tmp_path / "calls.txt"
     text.write_text("".join(" ".join([rng.choice(NAMES)] * 21) + "\n" for _ in range(150)))
-    settings = {"steps": 90, "batch": 200, "context": 11, "evaluate": 30, "schedule": "linear", "warmup": 10}
+    settings = {
+        "steps": 90,
+        "batch_tokens": 200,
+        "context_length": 11,
+        "eval_steps": 30,
+        "schedule": "linear",
+        "warmup": 10,
+    }
     steady = ("model.dropout=0.0", "model.layer.0.mixer.weight_dropout=0.0")
     prepared = start(job(text, tmp_path / "run", "roberta", *steady, **settings), quiet)
     run = prepared.train()
@@ -403,7 +410,7 @@ def test_what_cannot_be(text, tmp_path):
         (["objective.share=1.5"], "objective.share must be between 0 and 1"),
         (["objective.sahre=0.5"], "did you mean 'objective.share'"),
         (["objective.next_sentence=true"], 'model.head = "pretrain"'),
-        (["train.context=600"], "positions of this model reach only 512"),
+        (["train.context_length=600"], "positions of this model reach only 512"),
         (["train.metric=bleu"], "'bleu' means nothing for this model: those that do are loss, accuracy"),
     ):
         with pytest.raises(UserError, match=match):
@@ -420,7 +427,7 @@ def test_texts_with_labels_are_for_another_task(tmp_path, form):
         path.write_text("".join(json.dumps({"text": a, "label": b}) + "\n" for a, b in rows))
     else:
         path.write_text(("" if form == "headless" else "text\tlabel\n") + "".join(f"{a}\t{b}\n" for a, b in rows))
-    small = ["train.steps=1", "train.context=16"]
+    small = ["train.steps=1", "train.context_length=16"]
     with pytest.raises(UserError, match="--task classify"):
         start(Job("bert", str(tmp_path / "run"), "tiny", small, str(path), as_published=True), print)
     column = "0" if form == "headless" else "text"

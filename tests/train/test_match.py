@@ -16,7 +16,7 @@ from regard.train.job import Job, resume, start
 
 SMALL = [
     "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",
-    "model.head.dropout=0", "train.batch=512", "train.lr=0.01", "train.warmup=5", "train.steps=150",
+    "model.head.dropout=0", "train.batch_tokens=512", "train.lr=0.01", "train.warmup=5", "train.steps=150",
     "model.embed={part='segments', position='sinusoidal', types=2}",
 ]  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_learns_labels(tables, tmp_path):
     found = evaluate(loaded, prepared.corpus.test, loaded.metrics)["scores"]
     assert found["accuracy"] > 85
     assert found["loss"] < 0.5
-    (both,) = loaded.predict(asked[:1], loaded.way.read({"best": 2}, loaded.way))
+    (both,) = loaded.predict(asked[:1], loaded.config.read({"num_return": 2}, loaded.config))
     assert sum(torch.tensor([one.logprob for one in both]).exp()) == pytest.approx(1, abs=1e-5)
 
 

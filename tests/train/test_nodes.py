@@ -13,7 +13,14 @@ from regard.data.graph import open_graph
 from regard.train.job import Job, resume, start
 
 NODES, WORDS, CLASSES = 61, 17, 3
-TINY = ["model.width=12", "model.heads=3", "model.dropout=0.1", "train.lr=0.02", "train.evaluate=3", "train.patience=0"]
+TINY = [
+    "model.width=12",
+    "model.heads=3",
+    "model.dropout=0.1",
+    "train.lr=0.02",
+    "train.eval_steps=3",
+    "train.patience=0",
+]
 
 
 def held(sparse=True):
@@ -94,7 +101,7 @@ def test_early_stop_and_going_on(job, tmp_path):
     again.train()
     for one, two in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, two)
-    soon = start(job("soon", patience=1, lr=0.5, evaluate=1), say=lambda s: None)
+    soon = start(job("soon", patience=1, lr=0.5, eval_steps=1), say=lambda s: None)
     soon.train()
     assert soon.trainer.step < 60
     changed = held() | {"labels": np.roll(held()["labels"], 1)}

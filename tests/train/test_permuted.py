@@ -11,7 +11,7 @@ from regard.data import Feed
 from regard.data.orders import Orders, places
 from regard.data.streams import Streams
 from regard.evaluate import evaluate
-from regard.run import Way
+from regard.run import DecodeConfig
 from regard.train.job import Job, resume, start
 from regard.train.learner import Learner
 from regard.train.objectives.permuted import Permuted
@@ -29,7 +29,16 @@ def job(tmp_path):
     (tmp_path / "text.txt").write_text("\n".join([LINE * 6] * 60))
 
     def make(run, **train):
-        settings = {"steps": 6, "context": 12, "rows": 6, "lr": 0.01, "warmup": 1, "evaluate": 3, "save": 3, **train}
+        settings = {
+            "steps": 6,
+            "context_length": 12,
+            "batch_size": 6,
+            "lr": 0.01,
+            "warmup": 1,
+            "eval_steps": 3,
+            "save_steps": 3,
+            **train,
+        }
         changes = [*TINY, "model.layer.0.mixer.memory=12", *(f"train.{key}={value}" for key, value in settings.items())]
         given = {"data": str(tmp_path / "text.txt"), "dev": "0.1", "test": "0", "threads": 1}
         return Job("xlnet", str(tmp_path / run), "tiny", changes, **given, as_published=True)
@@ -93,15 +102,15 @@ def test_a_run_that_was_stopped(job, tmp_path):
 
 
 def test_learns_and_goes_on(job, tmp_path):
-    start(job("run", steps=120, evaluate=120, save=120, rows=16, warmup=5)).train()
+    start(job("run", steps=120, eval_steps=120, save_steps=120, batch_size=16, warmup=5)).train()
     run = regard.load(tmp_path / "run")
     told = evaluate(run, [(LINE * 6,)] * 8, ["loss", "perplexity"])
     assert told["scores"]["loss"] < 0.7, "by chance 2.2"
     assert told["counts"]["tokens"] > 20
-    (best,) = run.predict(["abcdefghab"], Way())[0][:1]
+    (best,) = run.predict(["abcdefghab"], DecodeConfig())[0][:1]
     assert best.text.startswith("cdefgh")
-    assert "".join(run.stream("abcdefghab", Way())) == best.text
-    both = run.predict(["abcdefghab", "abcd"], Way())
+    assert "".join(run.stream("abcdefghab", DecodeConfig())) == best.text
+    both = run.predict(["abcdefghab", "abcd"], DecodeConfig())
     assert both[0][0].text == best.text, "a row of a padded batch answers as it does alone"
     with pytest.raises(UserError, match="accuracy"):
         evaluate(run, [("abc",)], ["accuracy"])

@@ -43,7 +43,16 @@ def text(tmp_path):
 @pytest.fixture
 def job(text, tmp_path):
     def make(run, *more, **train):
-        settings = {"steps": 8, "context": 6, "rows": 5, "lr": 0.01, "warmup": 1, "evaluate": 4, "save": 4, **train}
+        settings = {
+            "steps": 8,
+            "context_length": 6,
+            "batch_size": 5,
+            "lr": 0.01,
+            "warmup": 1,
+            "eval_steps": 4,
+            "save_steps": 4,
+            **train,
+        }
         changes = [*XL, SMALL.format(6, 6), *more, *(f"train.{key}={value}" for key, value in settings.items())]
         return Job(
             "transformer-xl",
@@ -180,7 +189,7 @@ def test_a_run_that_was_stopped(job, tmp_path):
 
 
 def test_longer_memory_than_trained(job, tmp_path):
-    start(job("run", steps=60, evaluate=60, save=60, rows=16)).train()
+    start(job("run", steps=60, eval_steps=60, save_steps=60, batch_size=16)).train()
     run = regard.load(tmp_path / "run")
     rng = random.Random(1)
     lines = [("".join(rng.choices(rng.sample("abcdefghijklmnop", 2), k=48)) + "\n",) for _ in range(20)]

@@ -19,8 +19,8 @@ from regard.train.job import Job, resume, start
 
 NAMES = {"low": 300, "middle": 1100, "high": 3500}
 SMALL = ["model.width=24", "model.heads=3", "model.depth=1", "model.dropout=0.0", "model.encoder.embed.length=20",
-         "model.encoder.embed.channels=12", "model.decoder.embed.position.length=20", "train.rows=9", "train.lr=0.01",
-         "train.schedule=constant", "train.warmup=0", "train.evaluate=60"]  # fmt: skip
+         "model.encoder.embed.channels=12", "model.decoder.embed.position.length=20", "train.batch_size=9",
+         "train.lr=0.01", "train.schedule=constant", "train.warmup=0", "train.eval_steps=60"]  # fmt: skip
 
 
 def write(path, hertz, frames, seed):

@@ -29,7 +29,13 @@ SMALL = ["model.width=12", "model.heads=2", "model.dropout=0.1", "train.lr=0.02"
 SMALL += [f"model.{side}.depth=1" for side in ("encoder", "decoder")]
 SMALL += [f"model.{side}.layer.0.feedforward.hidden=16" for side in ("encoder", "decoder")]
 SMALL += [f"model.{side}.dim=5" for side in ("encoder.layer.0.mixer", "decoder.layer.0.mixer", "decoder.layer.0.cross")]
-LEARN = ["train.steps=40", "train.context=20", "train.rows=6", "train.evaluate=20", "objective.sentinels=4"]
+LEARN = [
+    "train.steps=40",
+    "train.context_length=20",
+    "train.batch_size=6",
+    "train.eval_steps=20",
+    "objective.sentinels=4",
+]
 
 
 def quiet(sentence):
@@ -192,7 +198,7 @@ def test_it_goes_on_bit_by_bit(spans, tmp_path):
 
 def test_pairs_instead(job, tmp_path):
     asked = job(job={"recipe": "t5", "tokenizer": "characters"})
-    asked.overrides = [*SMALL, "objective.part=next_token", "train.steps=4", "train.batch=80"]
+    asked.overrides = [*SMALL, "objective.part=next_token", "train.steps=4", "train.batch_tokens=80"]
     run = start(asked, quiet).train()
     assert type(run) is regard.run.Run
     assert isinstance(run.predict(["abc"])[0][0].text, str)
@@ -201,7 +207,7 @@ def test_pairs_instead(job, tmp_path):
 def test_what_was_said_is_filled_in(tokenizer):
     recipe = regard.core.recipe.load("t5", "tiny", [*SMALL, "model.heads=1"])
     run = SpanFiller(regard.build(recipe, vocab=tokenizer.size), tokenizer, tokenizer)
-    (one,) = run.code(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.way)
+    (one,) = run.code(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
     zero, first, *_ = sentinels_of(tokenizer).tolist()
     assert {zero, first} < set(one.ids)
     assert one.ids[-1] == tokenizer.end
@@ -213,7 +219,9 @@ def test_what_was_said_is_filled_in(tokenizer):
     assert run._text(one, said) == "the cat sat on the mat, and the rat"
     assert run._text(one, [first, *ids(" or")]) == "the cat the mat, or the rat"
     assert run._text(Coded(ids("the cat")), ids("the mat")) == "the mat"
-    assert tokenizer.end not in run.code(["the </s> cat"], run.way)[0].ids[:-1], "only where something is to be filled"
+    assert tokenizer.end not in run.code(["the </s> cat"], run.config)[0].ids[:-1], (
+        "only where something is to be filled"
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,8 +230,8 @@ def test_what_was_said_is_filled_in(tokenizer):
         (["objective.share=1.5"], "objective.share must be between 0 and 1"),
         (["objective.span=0.5"], "objective.span must be at least 1"),
         (["objective.spam=3"], "no 'spam'"),
-        (["train.context=200"], "10 stretches cut out, and the tokenizer only 4 sentinels"),
-        (["train.context=1"], "train.context must be at least 2"),
+        (["train.context_length=200"], "10 stretches cut out, and the tokenizer only 4 sentinels"),
+        (["train.context_length=1"], "train.context_length must be at least 2"),
         (["train.metric=bleu"], "'bleu' means nothing for this model"),
         (["model.embed.position={ part = 'learned', length = 8 }"], "a source of 19 tokens, and the positions"),
     ],

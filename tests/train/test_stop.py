@@ -13,7 +13,7 @@ import torch
 from regard.train import checkpoint
 from regard.train.stop import SIGNALS, Stop, Stopped
 
-SETTINGS = {"steps": 12, "save": 4, "evaluate": 3, "average": 2, "ema": 0.9}
+SETTINGS = {"steps": 12, "save_steps": 4, "eval_steps": 3, "average": 2, "ema": 0.9}
 
 
 def judge(model):
@@ -96,7 +96,7 @@ def test_an_evaluation_is_broken_off(trainer, tmp_path, whole, when):
 
 def test_broken_off_when_patience_ends(trainer, tmp_path):
     """It is over after the evaluation that was made up for, and not a step later."""
-    given = {"steps": 12, "evaluate": 3, "patience": 1}
+    given = {"steps": 12, "eval_steps": 3, "patience": 1}
     one = trainer(tmp_path, **given)
     one.evaluate = lambda model: {"loss": os.kill(os.getpid(), signal.SIGINT) if one.step == 6 else 1.0}
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from regard.train.job import Job, resume, start
 
 SMALL = [
     "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",
-    "train.batch=512", "train.lr=0.01", "train.warmup=5", "train.steps=80",
+    "train.batch_tokens=512", "train.lr=0.01", "train.warmup=5", "train.steps=80",
 ]  # fmt: skip
 
 
@@ -100,12 +100,12 @@ def test_a_sentence_that_is_too_long(data, tmp_path):
     run = start(job(data, tmp_path / "run", ["train.steps=2"]), quiet).train()
     text = "the mat sat An Bo"
     ((ids, firsts),) = firsts_of(run.source, [text])
-    way = run.way.read({"longest": firsts[3] + 1, "cut": True}, run.way)
-    (answer,) = run.predict([text], way)[0]
+    config = run.config.read({"max_source_tokens": firsts[3] + 1, "truncate": True}, run.config)
+    (answer,) = run.predict([text], config)[0]
     assert answer.cut
     assert [tag == "?" for tag in answer.tokens] == [False, False, False, True, True]
     with pytest.raises(UserError, match=f"line 2 has {len(ids)} tokens"):
-        run.predict(["the", text], run.way.read({"longest": len(ids) - 1}, run.way))
+        run.predict(["the", text], run.config.read({"max_source_tokens": len(ids) - 1}, run.config))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words", "characters", "bytes", "pretokenised"])

@@ -38,7 +38,7 @@ def refuse(error):
     return fails
 
 
-# What fails when a disk is full: the model, the optimiser, the numbers, the last sync, and the rename.
+# What fails when a disk is full: the model, the optimizer, the numbers, the last sync, and the rename.
 WRITES = {
     "save_model": RUST,
     "save_file": RUST,
@@ -52,7 +52,7 @@ WRITES = {
 @pytest.mark.parametrize("what", WRITES)
 def test_a_full_disk(trainer, tmp_path, monkeypatch, what):
     run = tmp_path / "run"
-    one = trainer(run, steps=12, save=4)
+    one = trainer(run, steps=12, save_steps=4)
     one.report = lambda p: monkeypatch.setattr(checkpoint_of(what), *attribute(what)) if p.step == 7 else None
     with pytest.raises(UserError) as error:
         one.train()
@@ -60,9 +60,9 @@ def test_a_full_disk(trainer, tmp_path, monkeypatch, what):
     assert "step-00000008: the checkpoint could not be written: the disk is full" in str(error.value)
     assert f"regard train --resume {run}" in str(error.value)
     assert names(run) == ["step-00000000", "step-00000004"]
-    again = trainer(run, steps=12, save=4)
+    again = trainer(run, steps=12, save_steps=4)
     again.train()
-    whole = trainer(tmp_path / "whole", steps=12, save=4)
+    whole = trainer(tmp_path / "whole", steps=12, save_steps=4)
     whole.train()
     assert torch.equal(weights(again), weights(whole))
     assert not list((run / "checkpoints").glob(".*"))
@@ -79,7 +79,7 @@ def attribute(what):
 @pytest.mark.parametrize("what", ["lines", "events", "flush"])
 def test_a_full_disk_for_metrics(trainer, tmp_path, monkeypatch, what):
     run = tmp_path / "run"
-    one = trainer(run, steps=12, save=4)
+    one = trainer(run, steps=12, save_steps=4)
 
     class Full:
         fileno = write = write_event = flush = close = refuse(FULL)
@@ -95,7 +95,7 @@ def test_a_full_disk_for_metrics(trainer, tmp_path, monkeypatch, what):
     one.report = fill
     with pytest.raises(UserError, match="cannot be written to: the disk is full"):
         one.train()
-    again = trainer(run, steps=12, save=4)
+    again = trainer(run, steps=12, save_steps=4)
     again.train()
     told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, 13))
@@ -149,22 +149,22 @@ def change(path):
 def test_a_damaged_checkpoint(trainer, tmp_path, file, damage):
     """It is refused in a sentence, and the one before it is taken."""
     run, said = tmp_path / "run", []
-    trainer(run, steps=8, save=4).train()
+    trainer(run, steps=8, save_steps=4).train()
     damage(run / "checkpoints" / "step-00000008" / file)
-    again = trainer(run, steps=12, save=4, say=said.append)
+    again = trainer(run, steps=12, save_steps=4, say=said.append)
     again.train()
     assert "step-00000008" in said[0]
     assert "is damaged" in said[0] or "is not a whole checkpoint" in said[0]
     assert said[1:] == ["going on from step 4"]
     assert names(run) == ["step-00000008", "step-00000012"], "written anew"
     assert (run / "checkpoints" / "damaged-step-00000008").is_dir()
-    whole = trainer(tmp_path / "whole", steps=12, save=4)
+    whole = trainer(tmp_path / "whole", steps=12, save_steps=4)
     whole.train()
     assert torch.equal(weights(again), weights(whole))
 
 
 def test_all_are_damaged(trainer, tmp_path):
-    trainer(tmp_path, steps=8, save=4).train()
+    trainer(tmp_path, steps=8, save_steps=4).train()
     for path in checkpoint.found(tmp_path / "checkpoints"):
         shutil.rmtree(path)
         path.mkdir()
@@ -176,14 +176,14 @@ def test_all_are_damaged(trainer, tmp_path):
 def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
     """The final model is made of the others."""
     said = []
-    one = trainer(tmp_path, steps=12, save=4, average=average, say=said.append)
+    one = trainer(tmp_path, steps=12, save_steps=4, average=average, say=said.append)
 
     def spoil(progress):
         if progress.step == 11:
             truncate(tmp_path / "checkpoints" / "step-00000004" / "model.safetensors")
 
     one.evaluate = lambda model: {"loss": float(one.step)}  # the first is the best
-    one.settings = replace(one.settings, evaluate=4)
+    one.settings = replace(one.settings, eval_steps=4)
     one.report = spoil
     one.train()
     assert len(said) == 1
@@ -198,9 +198,9 @@ def test_the_last_one_although_another_was_better(trainer, tmp_path):
     """train.average = 1"""
     for average, step in ((0, 4), (1, 12)):
         run = tmp_path / str(average)
-        one = trainer(run, steps=12, save=4, average=average)
+        one = trainer(run, steps=12, save_steps=4, average=average)
         one.evaluate = lambda model, one=one: {"loss": float(one.step)}  # the first is the best
-        one.settings = replace(one.settings, evaluate=4)
+        one.settings = replace(one.settings, eval_steps=4)
         one.train()
         wanted = load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
         assert all(torch.equal(t, wanted[name]) for name, t in load_file(run / "model.safetensors").items())
@@ -209,7 +209,7 @@ def test_the_last_one_although_another_was_better(trainer, tmp_path):
 @pytest.mark.parametrize("damage", [truncate, change])
 def test_a_damaged_final_model(trainer, tmp_path, damage):
     """It is refused, and going on with the run makes it anew."""
-    trainer(tmp_path, steps=8, save=4).train()
+    trainer(tmp_path, steps=8, save_steps=4).train()
     final = checkpoint.finished(tmp_path)
     whole = final.read_bytes()
     damage(final)
@@ -217,7 +217,7 @@ def test_a_damaged_final_model(trainer, tmp_path, damage):
         UserError, match=r"model\.safetensors is damaged.* anew of its checkpoints: regard train --resume"
     ):
         checkpoint.finished(tmp_path)
-    trainer(tmp_path, steps=8, save=4).train()
+    trainer(tmp_path, steps=8, save_steps=4).train()
     assert checkpoint.finished(tmp_path).read_bytes() == whole
     final.unlink()
     assert checkpoint.finished(tmp_path) is None
@@ -227,8 +227,8 @@ def test_of_another_model(trainer, model, tmp_path):
     trainer(tmp_path).train()
     with pytest.raises(UserError, match="does not fit this run"):
         trainer(tmp_path, model=model(width=8)).train()
-    with pytest.raises(UserError, match="'adam' as optimiser, not 'sgd'"):
-        trainer(tmp_path, optimiser="sgd").train()
+    with pytest.raises(UserError, match="'adam' as optimizer, not 'sgd'"):
+        trainer(tmp_path, optimizer="sgd").train()
 
 
 class Without:
@@ -275,11 +275,11 @@ def bad_every(often, after=0):
 def test_a_loss_that_is_not_finite(trainer, feed, tmp_path):
     """The run goes back, says so, and ends as if the batches since the checkpoint had never been there."""
     run, said = tmp_path / "run", []
-    one = trainer(run, steps=12, save=4, objective=bad_after(6), say=said.append, ema=0.9)
+    one = trainer(run, steps=12, save_steps=4, objective=bad_after(6), say=said.append, ema=0.9)
     one.train()
     assert said == ["the loss was not finite at step 7: back to step 4, without the batches that led there"]
     without = Feed(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
-    other = trainer(tmp_path / "other", steps=12, save=4, feed=without, ema=0.9)
+    other = trainer(tmp_path / "other", steps=12, save_steps=4, feed=without, ema=0.9)
     other.train()
     assert torch.equal(weights(one), weights(other))
     told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -291,7 +291,7 @@ def test_back_to_what_was_due(trainer, tmp_path, monkeypatch):
     runs = []
     for name, rescue in (("one", -1.0), ("other", 300.0)):
         monkeypatch.setattr("regard.train.loop.RESCUE", rescue)
-        runs.append(trainer(tmp_path / name, steps=12, save=4, objective=bad_after(6)))
+        runs.append(trainer(tmp_path / name, steps=12, save_steps=4, objective=bad_after(6)))
         runs[-1].train()
     assert torch.equal(weights(runs[0]), weights(runs[1]))
 
@@ -307,9 +307,9 @@ def test_it_is_given_up(trainer, tmp_path, monkeypatch, rescue):
         said.append(names(tmp_path))
 
     with pytest.raises(UserError, match=r"not finite at step \d, and 5 attempts before .* lower train.lr"):
-        trainer(tmp_path, steps=50, save=5, objective=bad_every(3, after=5), say=say).train()
+        trainer(tmp_path, steps=50, save_steps=5, objective=bad_every(3, after=5), say=say).train()
     assert said == [["step-00000000", "step-00000005"]] * 5
-    again = trainer(tmp_path, steps=12, save=5)
+    again = trainer(tmp_path, steps=12, save_steps=5)
     again.train()
     assert again.step == 12
 
@@ -317,7 +317,7 @@ def test_it_is_given_up(trainer, tmp_path, monkeypatch, rescue):
 def test_some_setbacks_here_and_there(trainer, tmp_path):
     """Are no reason to give up, when checkpoints lie between them."""
     said = []
-    one = trainer(tmp_path, steps=24, save=2, objective=bad_every(4), say=said.append)
+    one = trainer(tmp_path, steps=24, save_steps=2, objective=bad_every(4), say=said.append)
     one.train()
     assert one.step == 24
     assert len(said) > 5
@@ -326,7 +326,7 @@ def test_some_setbacks_here_and_there(trainer, tmp_path):
 def test_weights_that_are_not_finite(trainer, tmp_path):
     """They are found before they are evaluated or kept."""
     said = []
-    one = trainer(tmp_path, steps=12, save=4, say=said.append)
+    one = trainer(tmp_path, steps=12, save_steps=4, say=said.append)
 
     def spoil(step):
         if step == 8 and not said:

@@ -12,7 +12,7 @@ import regard
 from regard.cli import main
 from regard.convert import convert
 from regard.data import Tokenizer
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.use.onward import Onward
 
 TEXTS = ["once upon a time", "a cat and a dog", "once a dog"]
@@ -65,7 +65,7 @@ def test_the_loss_of_a_text(running, tmp_path, words, capsys):
 def test_an_empty_prompt_may_go_on_to_the_last_position(tmp_path, words):
     run = regard.load(gpt2(tmp_path, words)[1])
     assert run.opening == []
-    for answers in run.predict(["", "once"], Way(most=99)):
+    for answers in run.predict(["", "once"], DecodeConfig(max_new_tokens=99)):
         assert answers[0].ended or len(answers[0].tokens) >= PLACES - 4
 
 
@@ -75,7 +75,9 @@ def test_a_decoder_without_a_head_gives_vectors(tmp_path, words, capsys):
     with torch.no_grad():
         hidden = theirs(torch.tensor(loaded.source.frame(TEXTS[:1]))).last_hidden_state[0]
     assert torch.allclose(loaded.embed(TEXTS, pool="mean")[0], hidden.mean(0), atol=1e-5)
-    with pytest.raises(regard.UserError, match=f"at most {PLACES} can be taken: shorten it, or let it be cut .--cut"):
+    with pytest.raises(
+        regard.UserError, match=f"at most {PLACES} can be taken: shorten it, or let it be cut .--truncate"
+    ):
         loaded.embed(["once " * 99])
 
 
@@ -92,7 +94,7 @@ def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
     hidden[:, :, -1] = asked[:, :, -1] = 1
     with torch.no_grad():
         logs = theirs(row, perm_mask=hidden, target_mapping=asked).logits[0, 0].log_softmax(-1)
-    answer = loaded.predict(TEXTS[:1], Way(most=1))[0][0]
+    answer = loaded.predict(TEXTS[:1], DecodeConfig(max_new_tokens=1))[0][0]
     assert answer.logprob == pytest.approx(logs.max().item(), abs=1e-4)
 
 
@@ -130,4 +132,8 @@ def test_labels_have_marks_of_their_own(tmp_path, words):
     run = regard.load(tmp_path / "run")
     assert run.source.pad == 5
     assert [run.target.decode([number]) for number in (4, 5, 6)] == ["LABEL_0", "LABEL_1", "LABEL_2"]
-    assert {one.text for one in run.predict(["once"], Way(beam=3, best=3))[0]} == {"LABEL_0", "LABEL_1", "LABEL_2"}
+    assert {one.text for one in run.predict(["once"], DecodeConfig(beam=3, num_return=3))[0]} == {
+        "LABEL_0",
+        "LABEL_1",
+        "LABEL_2",
+    }

@@ -11,7 +11,7 @@ from regard.cli import main
 from regard.core import Context, UserError
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.run import Run
 from regard.use import reader
 from regard.use.embed import Embedder
@@ -48,12 +48,12 @@ def plain(run, text, how):
 
 
 @pytest.mark.parametrize("how", ["mean", "first", "max", "last"])
-@pytest.mark.parametrize("unit", [False, True])
-def test_a_vector_for_each_text_in_order(minilm, how, unit, monkeypatch):
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_vector_for_each_text_in_order(minilm, how, normalize, monkeypatch):
     monkeypatch.setattr(reader, "BUDGET", 20)  # several batches, padded ones among them
-    found = minilm.embed(TEXTS, how, unit)
+    found = minilm.embed(TEXTS, how, normalize)
     wanted = torch.stack([plain(minilm, text, how) for text in TEXTS])
-    torch.testing.assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True) if unit else wanted)
+    torch.testing.assert_close(found, wanted / wanted.norm(dim=-1, keepdim=True) if normalize else wanted)
     assert found.shape == (6, 12)
 
 
@@ -62,7 +62,7 @@ def test_as_the_head_says(minilm, words):
     with torch.no_grad():
         torch.testing.assert_close(minilm.embed(TEXTS[:1]), minilm.model(row))
     assert minilm.embed(TEXTS).norm(dim=-1).tolist() == pytest.approx([1.0] * 6)
-    assert minilm.embed(TEXTS, unit=False).norm(dim=-1).tolist() != pytest.approx([1.0] * 6)
+    assert minilm.embed(TEXTS, normalize=False).norm(dim=-1).tolist() != pytest.approx([1.0] * 6)
     other = Embedder(build("minilm", words, LAYER, "model.head.pool=first", "model.head.unit=false"), words, words)
     torch.testing.assert_close(other.embed(TEXTS[:1])[0], plain(other, TEXTS[0], "first"))
 
@@ -87,7 +87,7 @@ def test_a_decoder_has_none(words):
 
 def test_likeness(minilm):
     pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[2]), (TEXTS[3], TEXTS[5])]
-    ones, others = (minilm.embed(list(side), unit=False) for side in zip(*pairs, strict=True))
+    ones, others = (minilm.embed(list(side), normalize=False) for side in zip(*pairs, strict=True))
     wanted = torch.nn.functional.cosine_similarity(ones, others)
     torch.testing.assert_close(minilm.cosines(pairs), wanted)
     assert minilm.cosines(pairs)[1].item() == pytest.approx(1.0)
@@ -98,10 +98,12 @@ def test_what_cannot_be(minilm, words):
         minilm.embed(TEXTS, "middle")
     with pytest.raises(UserError, match="for a single one, say"):
         minilm.embed("cat")
-    short = Embedder(build("minilm", words, LAYER, "model.embed.position.length=5", "decode.cut=false"), words, words)
+    short = Embedder(
+        build("minilm", words, LAYER, "model.embed.position.length=5", "decode.truncate=false"), words, words
+    )
     with pytest.raises(UserError, match=r"line 1 has 8 tokens, and at most 5"):
         short.embed(TEXTS)
-    short.way = Way(cut=True)
+    short.config = DecodeConfig(truncate=True)
     torch.testing.assert_close(short.embed(TEXTS[:1]), short.embed(["the cat sat"]))
 
 
@@ -132,7 +134,7 @@ def test_vectors_as_lines(folder, file, capsys):
     assert main(["predict", str(folder), str(file)]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     np.testing.assert_allclose(lines, run.embed(TEXTS), rtol=1e-6, atol=1e-7)
-    assert main(["predict", str(folder), str(file), "--embed", "--pool", "first", "--no-unit"]) == 0
+    assert main(["predict", str(folder), str(file), "--embed", "--pool", "first", "--no-normalize"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     np.testing.assert_allclose(lines, run.embed(TEXTS, "first", False), rtol=1e-6, atol=1e-7)
     assert main(["predict", str(folder), str(file), "--json"]) == 0
@@ -171,4 +173,4 @@ def test_likeness_of_lines(folder, tmp_path, capsys):
 def test_options_that_mean_nothing_here(folder, file, capsys):
     assert main(["predict", str(folder), str(file), "--beam", "3"]) == 2
     told = capsys.readouterr().err
-    assert "this model has nothing to do with --beam; its options: --cut, --pool" in told
+    assert "this model has nothing to do with --beam; its options: --truncate, --pool" in told

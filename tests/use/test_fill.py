@@ -11,7 +11,7 @@ import regard
 from regard.core import UserError
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
-from regard.decode import Way
+from regard.decode import DecodeConfig
 from regard.use.fill import Filler
 
 SMALL = [
@@ -62,7 +62,7 @@ def brute(run, text, best):
 @pytest.mark.parametrize("text", HIDDEN)
 def test_the_likeliest_of_all_fillings(run, text):
     wanted, logs = brute(run, text, 7)
-    found = run.predict([text], Way(beam=7, best=7))[0]
+    found = run.predict([text], DecodeConfig(beam=7, num_return=7))[0]
     assert [one.score for one in found] == pytest.approx([score for score, _ in wanted])
     assert [one.tokens for one in found] == [run.source.tokens(some) for _, some in wanted]
     for one, (_, some) in zip(found, wanted, strict=True):
@@ -73,9 +73,9 @@ def test_the_likeliest_of_all_fillings(run, text):
 
 
 def test_a_batch_is_its_texts_one_by_one(run):
-    together = run.predict(HIDDEN, Way(beam=3, best=3))
+    together = run.predict(HIDDEN, DecodeConfig(beam=3, num_return=3))
     for text, answers in zip(HIDDEN, together, strict=True):
-        alone = run.predict([text], Way(beam=3, best=3))[0]
+        alone = run.predict([text], DecodeConfig(beam=3, num_return=3))[0]
         assert [one.text for one in alone] == [one.text for one in answers]
         assert [one.score for one in alone] == pytest.approx([one.score for one in answers])
     assert [len(answers) for answers in run.predict(HIDDEN)] == [1] * 4
@@ -86,7 +86,7 @@ def test_marks_and_numbers_without_a_token_are_no_answers(words):
     run = filler(words, vocab=words.size + 6)
     with torch.no_grad():
         run.model.head.bias[[words.pad, words.unk, words.start, words.end, -1, -6]] = 99.0
-    answers = run.predict(["the [MASK] sat"], Way(beam=50, best=50))[0]
+    answers = run.predict(["the [MASK] sat"], DecodeConfig(beam=50, num_return=50))[0]
     ordinary = set(words.inner.get_vocab()) - {"<pad>", "<unk>", "<s>", "</s>", "[MASK]"}
     assert {one.tokens[0] for one in answers} == ordinary
     assert sum(one.probabilities[0] for one in answers) < 1e-6, "of all tokens, the others among them"
@@ -116,11 +116,11 @@ def test_a_text_that_is_too_long(words):
     run = filler(words, "model.embed.position.length=8")
     with pytest.raises(UserError, match=r"line 1 has 10 tokens, and at most 8"):
         run.predict(["the [MASK] sat on the mat and a"])
-    answer = run.predict(["the [MASK] sat on the mat and a"], Way(cut=True))[0][0]
+    answer = run.predict(["the [MASK] sat on the mat and a"], DecodeConfig(truncate=True))[0][0]
     assert answer.cut
     assert answer.text.endswith("on the mat and a")
     with pytest.raises(UserError, match=r"line 2 is longer than what can be taken, and a \[MASK\] stands in the rest"):
-        run.predict(["[MASK]", "the cat sat on the mat and [MASK]"], Way(cut=True))
+        run.predict(["[MASK]", "the cat sat on the mat and [MASK]"], DecodeConfig(truncate=True))
 
 
 def test_a_tokenizer_without_a_mask():
@@ -191,7 +191,7 @@ def test_the_right_tokens_give_the_text_back(kind):
             continue
         hidden = text[:begin] + "[MASK]" + text[end:]
         assert run._put(hidden, [name]) == text
-        row = run.code([hidden], Way())[0][0]
+        row = run.code([hidden], DecodeConfig())[0][0]
         assert [number if i == mask else i for i in row] == tokenizer.frame([text])[0]
         tried += 1
     assert tried >= 4

@@ -14,7 +14,7 @@ from regard.convert.family import family_of
 from regard.core import UserError, build
 from regard.data import Tokenizer
 from regard.data.mel import HOP, RATE
-from regard.decode import Hypothesis, Way
+from regard.decode import DecodeConfig, Hypothesis
 from regard.folder import load
 from regard.train.job import Job, start
 from regard.use import transcribe
@@ -90,7 +90,7 @@ def told(theirs, frames, **more):
     return [(float(s["start"]), float(s["end"]), zero(s["tokens"].tolist())) for s in found["segments"][0]]
 
 
-def pieces(run, samples, way):
+def pieces(run, samples, config):
     """All of them, the empty ones as well, with their tokens, as theirs has them; and how many after each window."""
     found, windows = [], []
     plain = Transcriber._take
@@ -104,7 +104,7 @@ def pieces(run, samples, way):
         plain(run, one, answer, silence)
 
     run._take = take
-    run.predict([samples], way)
+    run.predict([samples], config)
     return found, windows
 
 
@@ -124,7 +124,7 @@ def test_the_same_words_and_times_as_transformers(tmp_path, once, timestamps, la
         run.language, run.timestamps = language, timestamps
         frames = run.hear(samples).frames[: run.window]
         want = told(theirs, frames, language=language, **more)
-        ours, windows = pieces(run, samples, Way(beam=beam, most=17))
+        ours, windows = pieces(run, samples, DecodeConfig(beam=beam, max_new_tokens=17))
         ours, want = ours[: windows[0]], want[: windows[0]]
         assert [tokens for _, _, tokens in ours] == [tokens for _, _, tokens in want]
         if timestamps:
@@ -139,7 +139,7 @@ def test_the_same_language_as_transformers(tmp_path, once):
         run, theirs = pair(tmp_path, seed)
         frames = run.hear(sound(2 * PLACES, seed)).frames[: run.window]
         want = theirs.detect_language(frames.mT[None].double())
-        answer = run.predict([sound(2 * PLACES, seed)], Way(most=2))[0][0]
+        answer = run.predict([sound(2 * PLACES, seed)], DecodeConfig(max_new_tokens=2))[0][0]
         assert answer.language == {EN: "en", DE: "de"}[int(want)]
         found.add(answer.language)
     assert len(found) == 2
@@ -155,7 +155,7 @@ def test_long_recordings_as_transformers(tmp_path, once):
         assert heard.timed
         frames = heard.frames[: heard.length]
         want = told(theirs, frames, language="en", task="transcribe", return_timestamps=True)
-        ours, _ = pieces(run, samples, Way(most=17))
+        ours, _ = pieces(run, samples, DecodeConfig(max_new_tokens=17))
         last = (heard.length - run.window) * 0.01
         sure = [one for one in ours if one[0] < last - 0.3]
         assert sure == [(pytest.approx(b), pytest.approx(e), tokens) for b, e, tokens in want[: len(sure)]]
@@ -167,9 +167,9 @@ def test_a_batch_is_its_recordings_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(transcribe, "TEMPERATURES", (0.0, 0.5))
     run, _ = pair(tmp_path, 1)
     sounds = [sound(frames, frames) for frames in (60, 13, 71, 1)]
-    for way in (Way(beam=3, most=4), Way(temperature=0.7, seed=4, most=5)):
-        together = run.predict(sounds, way)
-        alone = [run.predict([one], way)[0] for one in sounds]
+    for config in (DecodeConfig(beam=3, max_new_tokens=4), DecodeConfig(temperature=0.7, seed=4, max_new_tokens=5)):
+        together = run.predict(sounds, config)
+        alone = [run.predict([one], config)[0] for one in sounds]
         for [one], [two] in zip(together, alone, strict=True):
             assert (one.text, one.language) == (two.text, two.language)
             assert one.logprob == pytest.approx(two.logprob)
@@ -180,8 +180,8 @@ def fake(run, monkeypatch, answers, silence=0.0):
     """A search that finds these, one after the other; and how it was asked."""
     asked = []
 
-    def search(model, request, way, seeds):
-        asked.append(way)
+    def search(model, request, config, seeds):
+        asked.append(config)
         return [[answers[min(len(asked), len(answers)) - 1]]]
 
     monkeypatch.setattr(transcribe, "search", search)
@@ -205,9 +205,9 @@ ROUND = Hypothesis([6] * 60, -1.0, -1.0, True)
 def test_a_poor_answer_is_tried_again(tmp_path, monkeypatch, answers, temperatures):
     run, _ = pair(tmp_path)
     asked = fake(run, monkeypatch, answers)
-    [[one]] = run.predict([sound(40)], Way(beam=3))
-    assert [way.temperature for way in asked] == temperatures
-    assert [way.beam for way in asked] == [3] + [1] * (len(temperatures) - 1)
+    [[one]] = run.predict([sound(40)], DecodeConfig(beam=3))
+    assert [config.temperature for config in asked] == temperatures
+    assert [config.beam for config in asked] == [3] + [1] * (len(temperatures) - 1)
     assert one.segments[0].temperature == temperatures[-1]
     assert one.text == run.target.decode(answers[-1].tokens)
     assert (one.segments[0].start, one.segments[0].end) == (0.0, 0.4)
@@ -216,8 +216,8 @@ def test_a_poor_answer_is_tried_again(tmp_path, monkeypatch, answers, temperatur
 def test_a_temperature_that_is_given_is_the_only_one(tmp_path, monkeypatch):
     run, _ = pair(tmp_path)
     asked = fake(run, monkeypatch, [UNSURE])
-    run.predict([sound(40)], Way(temperature=0.3))
-    assert [way.temperature for way in asked] == [0.3]
+    run.predict([sound(40)], DecodeConfig(temperature=0.3))
+    assert [config.temperature for config in asked] == [0.3]
 
 
 def test_silence(tmp_path, monkeypatch):
@@ -263,7 +263,10 @@ def test_a_folder_that_comes_in_answers(tmp_path, capsys):
     ours, _ = converted(tmp_path)
     assert load(tmp_path / "run").speech == ours.speech
     given = ["predict", str(tmp_path / "run"), spoken(tmp_path / "talk.wav", 70), "--language", "de"]
-    assert main([*given, "--task", "translate", "--timestamps", "--most", "5", "--temperature", "0.1", "--json"]) == 0
+    assert (
+        main([*given, "--task", "translate", "--timestamps", "--max-new-tokens", "5", "--temperature", "0.1", "--json"])
+        == 0
+    )
     [answer] = json.loads(capsys.readouterr().out)["answers"]
     assert answer["language"] == "de"
     assert all(one["end"] > one["start"] for one in answer["segments"])
@@ -276,7 +279,7 @@ def test_a_folder_that_learns_on_and_goes_out(tmp_path):
     ours, theirs = converted(tmp_path)
     spoken(tmp_path / "talk.wav", 70)
     (tmp_path / "talks.tsv").write_text("talk.wav\tw1 w2\n" * 3)
-    sets = ["train.steps=1", "train.rows=2", "train.lr=0.0", "objective.language=de"]
+    sets = ["train.steps=1", "train.batch_size=2", "train.lr=0.0", "objective.language=de"]
     more = Job("whisper", str(tmp_path / "more"), None, sets, str(tmp_path / "talks.tsv"), dev="0", test="0",
                origin=str(tmp_path / "run"), as_published=True)  # fmt: skip
     with pytest.raises(UserError, match=r"none of the 3 recordings is at most 0.6 s long"):

@@ -75,7 +75,7 @@ class Floater(Position):
         alone, as a table does, and are kept until those change; so `flops` does not count them."""
         parameters = list(self.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
-            self.known = None  # since not every optimiser tells that it changed them
+            self.known = None  # since not every optimizer tells that it changed them
             return self._solve(self.begin[role : role + 1], count)[:, 0]
         stamp = (
             () if any(p.is_inference() for p in parameters) else tuple((p.data_ptr(), p._version) for p in parameters)

@@ -105,7 +105,7 @@ class Corrupter:
         if most > len(self.sentinels):
             raise UserError(
                 f"{context} tokens have {most} stretches cut out, and the tokenizer only {len(self.sentinels)} "
-                "sentinels: take a shorter train.context, or more of them (objective.sentinels)"
+                "sentinels: take a shorter train.context_length, or more of them (objective.sentinels)"
             )
 
     def __call__(self, ids: np.ndarray, *seeds: int) -> tuple[np.ndarray, np.ndarray]:

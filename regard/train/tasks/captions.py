@@ -77,7 +77,7 @@ class Captions(Task):
 
     def batches(self, model: Any, corpus: Pictures, say: Say, tick: Tick) -> Any:
         s = self.settings
-        count = s.rows or max(s.batch // model.image.embed.count, 2)
+        count = s.batch_size or max(s.batch_tokens // model.image.embed.count, 2)
         return self._prepared(model, corpus.train, "train.images", count, say, tick)
 
     def dev(self, model: Any, lines: Any) -> Any:

@@ -54,11 +54,11 @@ class Images(Task):
         return {"labels": self.labels, "images": self.lens.table()}
 
     def objective(self) -> Objective:
-        return Classify(self.settings.smoothing)
+        return Classify(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Pictures, say: Say, tick: Tick) -> Any:
         s = self.settings
-        rows = s.rows or s.batch // model.embed.count  # type: ignore[operator]
+        rows = s.batch_size or s.batch_tokens // model.embed.count  # type: ignore[operator]
         return Seen(self._prepared(corpus.train, "train.images", say, tick), self.lens, rows, s.seed)
 
     def dev(self, model: Model, lines: Any) -> Any:

@@ -131,11 +131,11 @@ class Labels(Task):
         recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.target.labels}
 
     def objective(self) -> Objective:
-        return Classify(self.settings.smoothing)
+        return Classify(self.settings.label_smoothing)
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
         """Batches of at most so many tokens; of those to learn from, no more rows than the settings say."""
-        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.rows * shuffle)
+        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.batch_size * shuffle)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.doubt:
@@ -145,11 +145,11 @@ class Labels(Task):
             if unknown:
                 of = f"the label '{unknown[0]}'" + (f" and {len(unknown) - 1} more" if unknown[1:] else "")
                 say(f"warning: {corpus.dev.name}: {of} cannot be learned, for the training data has none of that")
-        return self.sized(self.prepare(model, corpus.train, "train.arrow", say, tick), self.settings.batch)
+        return self.sized(self.prepare(model, corpus.train, "train.arrow", say, tick), self.settings.batch_tokens)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         data = self.prepare(model, lines, "dev.arrow", silent, unseen)
-        batches = self.sized(data, max(self.settings.batch, DEV_TOKENS), shuffle=False)
+        batches = self.sized(data, max(self.settings.batch_tokens, DEV_TOKENS), shuffle=False)
         return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *gather(lines, False))
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Reader:

@@ -45,24 +45,26 @@ class MaskedText(Task):
         return with_marks(super().tokenizer(corpus, kind, tick, *columns))
 
     def fit(self, model: Model) -> None:
-        context = self.settings.context
+        context = self.settings.context_length
         if model.limit is not None and context > model.limit:
-            raise UserError(f"train.context is {context}, and the positions of this model reach only {model.limit}")
+            raise UserError(
+                f"train.context_length is {context}, and the positions of this model reach only {model.limit}"
+            )
         if self.noise.next_sentence and not hasattr(model.head, "pair"):
             raise UserError('objective.next_sentence needs a head that answers for pairs: model.head = "pretrain"')
         if model.head.pools:
             raise UserError('hidden tokens need a head that answers at every position: model.head = "vocabulary"')
 
     def objective(self) -> Objective:
-        return Masked(self.settings.smoothing)
+        return Masked(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
         s = self.settings
-        budget = s.rows * s.context if s.rows else max(s.batch, s.context)
+        budget = s.batch_size * s.context_length if s.batch_size else max(s.batch_tokens, s.context_length)
         return self._masking(corpus.train, "train.ids", budget, True, partial(tick, "preparing"))
 
     def dev(self, model: Model, lines: Lines) -> Callable[[Model], dict[str, float]]:
-        batches = self._masking(lines, "dev.ids", max(self.settings.batch, DEV_TOKENS), False, lambda done: None)
+        batches = self._masking(lines, "dev.ids", max(self.settings.batch_tokens, DEV_TOKENS), False, lambda done: None)
         return lambda model: measured(model, once(batches))
 
     def _masking(self, lines: Lines, name: str, budget: int, shuffle: bool, tick: Callable[[int], None]) -> Masking:
@@ -70,7 +72,7 @@ class MaskedText(Task):
         stream = prepare_text(lines, self.target, self.data(name), tick)
         hide = Hide(self.target, noise.share, noise.whole_word)
         return Masking(
-            stream, self.target, hide, s.context, budget, s.seed, noise.next_sentence, lines.documents, shuffle
+            stream, self.target, hide, s.context_length, budget, s.seed, noise.next_sentence, lines.documents, shuffle
         )
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Filler:

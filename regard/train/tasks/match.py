@@ -81,7 +81,7 @@ class Matches(Labels):
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
         s, read = self.settings, numbers_in if self.rates else labels_in
-        return Matched(data, budget, s.seed, read, self.source.pad, shuffle, s.rows * shuffle)  # type: ignore[return-value]
+        return Matched(data, budget, s.seed, read, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.rates and (self.job.task or not self.job.origin):

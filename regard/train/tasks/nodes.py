@@ -46,7 +46,7 @@ class GraphNodes(Task):
         recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.graph.classes}
 
     def objective(self) -> Objective:
-        return Nodes(self.settings.smoothing)
+        return Nodes(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Any, say: Say, tick: Tick) -> Any:
         return self._noted(corpus.train, "train.graph")

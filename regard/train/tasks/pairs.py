@@ -26,10 +26,12 @@ class Pairs(Task):
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s, data = self.settings, self.prepare(model, corpus.train, "train.arrow", say, tick)
-        return Bucketed(data, s.batch, s.seed, self.target.start, self.target.pad, rows=s.rows)
+        return Bucketed(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         s, data = self.settings, self.prepare(model, lines, "dev.arrow", silent, unseen)
-        batches = Bucketed(data, max(s.batch, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False)
+        batches = Bucketed(
+            data, max(s.batch_tokens, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False
+        )
         asked = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
         return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *asked)

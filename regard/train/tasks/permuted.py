@@ -31,17 +31,17 @@ class PermutedText(Text):
         fits(model)
 
     def objective(self) -> Objective:
-        return Permuted(self.settings.smoothing)
+        return Permuted(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
         s = self.settings
         text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        streams = Streams(text, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
+        streams = Streams(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
         return Orders(streams, self.orderly.every, s.seed)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         text = prepare_text(lines, self.target, self.data("dev.ids"))
-        orders = in_orders(text, self.settings.context, self.orderly)
+        orders = in_orders(text, self.settings.context_length, self.orderly)
         return Dev(self.objective(), lambda: once(orders), self.run)  # type: ignore[arg-type]
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Onward:

@@ -21,15 +21,15 @@ class SegmentedText(Text):
         enough(model)
 
     def objective(self) -> Objective:
-        return Segments(self.settings.smoothing)
+        return Segments(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Streams:
         s = self.settings
         text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        return Streams(text, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
+        return Streams(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
-        context, pad = self.settings.context, self.target.pad
+        context, pad = self.settings.context_length, self.target.pad
         text = prepare_text(lines, self.target, self.data("dev.ids"))
         before = Run(model, self.source, self.target, documents=lines.documents).opening[-1]
         rows = max(DEV_TOKENS // context, 1)

@@ -35,10 +35,10 @@ class Sounds(Task):
             kept = Path(self.job.run, TOLD)
             kept.parent.mkdir(exist_ok=True)
             put(kept, told.read_text(encoding="utf-8"))
-        return self._prepared(model, corpus.train, "train.sounds", self.settings.batch, say, tick)
+        return self._prepared(model, corpus.train, "train.sounds", self.settings.batch_tokens, say, tick)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
-        budget = max(self.settings.batch, DEV_TOKENS)
+        budget = max(self.settings.batch_tokens, DEV_TOKENS)
         batches = self._prepared(model, lines, "dev.sounds", budget, silent, unseen, shuffle=False)
         files, texts = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
         files = [str(root_of(lines) / file) for file in files]
@@ -48,7 +48,7 @@ class Sounds(Task):
         self, model: Model, lines: Lines, name: str, budget: int, say: Say, tick: Tick, shuffle: bool = True
     ) -> Recorded:
         run, s = self.run(model, None, False), self.settings
-        limits = run.window * HOP, (model.limit or s.batch) - len(run.opening) + 1
+        limits = run.window * HOP, (model.limit or s.batch_tokens) - len(run.opening) + 1
         skip = self.job.bad_lines == "skip"
         data = prepare_sounds(lines, self.target, self.data(name), limits, skip, partial(tick, "preparing"))
         if data.left_out:
@@ -57,7 +57,7 @@ class Sounds(Task):
                 f"{limits[0] / RATE:g} s that the model hears (model.encoder.embed.length), their texts than "
                 f"{limits[1]} tokens, or they cannot be read"
             )
-        count = s.rows or budget * 2 // run.window
+        count = s.batch_size or budget * 2 // run.window
         return Recorded(data, count, s.seed, (run.window, run.bands), run.opening, self.target.pad, shuffle)
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Transcriber:

@@ -28,32 +28,38 @@ class Spans(Text):
         return with_sentinels(super().tokenizer(corpus, kind, tick, *columns), self.noise.sentinels)
 
     def fit(self, model: Model) -> None:
-        context = self.settings.context
+        context = self.settings.context_length
         if context < 2:
-            raise UserError(f"train.context must be at least 2, so that something is left, not {context}")
+            raise UserError(f"train.context_length must be at least 2, so that something is left, not {context}")
         gone, spans = self.noise.counts(context)
         sides = (("source", context - gone + spans + 1, model.source_limit), ("target", gone + spans + 1, model.limit))
         for side, length, known in sides:
             if known is not None and length > known:
                 raise UserError(
-                    f"train.context of {context} makes a {side} of {length} tokens, and the positions of this model "
-                    f"reach only {known}"
+                    f"train.context_length of {context} makes a {side} of {length} tokens, and the positions of this "
+                    f"model reach only {known}"
                 )
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s = self.settings
         stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        return Corrupted(stream, s.context, s.rows or max(s.batch // s.context, 1), s.seed, self._corrupter())
+        return Corrupted(
+            stream,
+            s.context_length,
+            s.batch_size or max(s.batch_tokens // s.context_length, 1),
+            s.seed,
+            self._corrupter(),
+        )
 
     def dev(self, model: Model, lines: Lines) -> Dev:
-        context, text = self.settings.context, prepare_text(lines, self.target, self.data("dev.ids"))
+        context, text = self.settings.context_length, prepare_text(lines, self.target, self.data("dev.ids"))
         if len(text) < 2:
             raise UserError(f"there is nothing to cut out of {lines.name}: it has but one token")
         make = partial(in_order, text, context, max(DEV_TOKENS // context, 1), self._corrupter())
         return Dev(self.objective(), make, self.run)
 
     def _corrupter(self) -> Corrupter:
-        return Corrupter(self.noise, self.target, self.settings.context)
+        return Corrupter(self.noise, self.target, self.settings.context_length)
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> SpanFiller:
         return SpanFiller(model, self.source, self.target, folder)

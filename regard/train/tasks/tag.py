@@ -30,14 +30,14 @@ class Tags(Labels):
         return {tag for _, tags in lines for tag in tags.split(" ")}
 
     def objective(self) -> Objective:
-        return Nodes(self.settings.smoothing)
+        return Nodes(self.settings.label_smoothing)
 
     def coder(self, model: Model) -> TagCoder:
         return TagCoder(self.source, self.target)
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
         s = self.settings
-        return Tagged(data, budget, s.seed, self.source.pad, shuffle, s.rows * shuffle)  # type: ignore[return-value]
+        return Tagged(data, budget, s.seed, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Tagger:
         return Tagger(model, self.source, self.target, folder)

@@ -111,7 +111,7 @@ class Task:
         return {}
 
     def objective(self) -> Objective:
-        return NextToken(self.settings.smoothing)
+        return NextToken(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         raise NotImplementedError
@@ -132,7 +132,7 @@ class Task:
 
     def prepare(self, model: Model, lines: Lines, name: str, say: Say, tick: Tick) -> Sequences:
         """Sequences no longer than what fits a batch, and what the positions reach."""
-        most = min(self.job.longest or self.settings.batch, self.settings.batch)
+        most = min(self.job.longest or self.settings.batch_tokens, self.settings.batch_tokens)
         reach = model.source_limit if model.kind == "encoder-decoder" else model.limit
         limits, code = (min(most, reach or most), min(most, model.limit or most)), self.coder(model)
         longest = limits if code is None else limits[0]

@@ -18,17 +18,19 @@ class Text(Task):
     usual = "characters"
 
     def fit(self, model: Model) -> None:
-        context = self.settings.context
+        context = self.settings.context_length
         if model.limit is not None and context > model.limit:
-            raise UserError(f"train.context is {context}, and the positions of this model reach only {model.limit}")
+            raise UserError(
+                f"train.context_length is {context}, and the positions of this model reach only {model.limit}"
+            )
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s = self.settings
         stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        return Windows(stream, s.context, s.rows or max(s.batch // s.context, 1), s.seed)
+        return Windows(stream, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
-        context, pad = self.settings.context, self.target.pad
+        context, pad = self.settings.context_length, self.target.pad
         text = prepare_text(lines, self.target, self.data("dev.ids"))
         before = Run(model, self.source, self.target, documents=lines.documents).opening[-1]
         rows = max(DEV_TOKENS // context, 1)

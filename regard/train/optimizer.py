@@ -1,4 +1,4 @@
-"""Optimisers, by name, on a model's parameters: torch's own, and Muon.
+"""Optimizers, by name, on a model's parameters: torch's own, and Muon.
 
 Adam: Kingma & Ba 2015, arXiv:1412.6980. AdamW: Loshchilov & Hutter 2019, arXiv:1711.05101. Adafactor: Shazeer & Stern
 2018, arXiv:1804.04235.
@@ -23,18 +23,18 @@ Torchs = torch.optim.Optimizer
 KINDS = ("adam", "adamw", "muon", "adafactor", "sgd")
 
 
-class Optimiser:
-    """One or two optimisers that step together: Muon takes matrices only, so that AdamW takes the rest."""
+class Optimizer:
+    """One or two optimizers that step together: Muon takes matrices only, so that AdamW takes the rest."""
 
     def __init__(self, model: nn.Module, settings: Settings):
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names = {id(p): name for name, p in named}
         self.parameters = [p for _, p in named]
-        self.clip = settings.clip
+        self.clip = settings.max_grad_norm
         if not named:
             raise UserError("nothing is left to learn: look at train.freeze and at the passes of the model")
         shares = rates(model, settings.layer_decay, settings.head_lr)
-        make = _muon if settings.optimiser == "muon" else _one
+        make = _muon if settings.optimizer == "muon" else _one
         self.parts = make(model, self.parameters, settings, [shares[name] for name, _ in named])
 
     def zero_grad(self) -> None:
@@ -68,10 +68,10 @@ class Optimiser:
         by_name: dict[str, dict[str, Tensor]] = {}
         for path, tensor in tensors.items():
             name, _, key = path.rpartition("/")
-            by_name.setdefault(name, {})[key] = tensor.clone()  # the optimiser writes into what it is given
+            by_name.setdefault(name, {})[key] = tensor.clone()  # the optimizer writes into what it is given
         strange = by_name.keys() - set(self.names.values())
         if strange:
-            raise UserError(f"the optimiser's state is of another model: it knows '{min(strange)}', which is not here")
+            raise UserError(f"the optimizer's state is of another model: it knows '{min(strange)}', which is not here")
         for part in self.parts:
             ours = [self.names[id(p)] for group in part.param_groups for p in group["params"]]
             state = {i: by_name[name] for i, name in enumerate(ours) if name in by_name}
@@ -82,11 +82,11 @@ def _one(model: nn.Module, parameters: list[nn.Parameter], s: Settings, shares: 
     ours = list(zip(parameters, shares, strict=True))
     decaying = _groups([(p, share) for p, share in ours if _decays(p)], s.weight_decay)
     groups = decaying + _groups([(p, share) for p, share in ours if not _decays(p)], 0.0)
-    if s.optimiser == "adafactor":
+    if s.optimizer == "adafactor":
         return [torch.optim.Adafactor(groups, s.lr)]
-    if s.optimiser == "sgd":
+    if s.optimizer == "sgd":
         return [torch.optim.SGD(groups, s.lr, momentum=s.beta1)]
-    kind = torch.optim.Adam if s.optimiser == "adam" else torch.optim.AdamW
+    kind = torch.optim.Adam if s.optimizer == "adam" else torch.optim.AdamW
     return [kind(groups, s.lr, (s.beta1, s.beta2), s.eps, fused=_fused(parameters))]
 
 

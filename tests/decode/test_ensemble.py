@@ -9,7 +9,7 @@ import regard
 from regard.cli import main
 from regard.core import UserError, recipe
 from regard.data import Tokenizer
-from regard.decode import Request, Several, Way, greedy
+from regard.decode import DecodeConfig, Ensemble, Request, greedy
 from regard.evaluate import evaluate
 from regard.run import Run
 
@@ -26,10 +26,10 @@ MODELS = {name: make(name) for names in TEAMS.values() for name in names}
 
 @pytest.fixture(scope="module", params=TEAMS)
 def team(request):
-    return Several([MODELS[name] for name in TEAMS[request.param]])
+    return Ensemble([MODELS[name] for name in TEAMS[request.param]])
 
 
-def asked(team: Several, rows: tuple[int, ...] = (0, 1, 2, 3)) -> Request:
+def asked(team: Ensemble, rows: tuple[int, ...] = (0, 1, 2, 3)) -> Request:
     """As each of them is asked; each looks at the source in its own way."""
     request = ask(team.models[0], rows)
     if team.kind != "encoder-decoder":
@@ -49,23 +49,23 @@ def test_p_is_the_mean_of_theirs(team):
     torch.testing.assert_close(team(tokens, valid, **source).exp()[valid], wanted[valid])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_cache_changes_nothing(team, way):
+@pytest.mark.parametrize("config", WAYS)
+def test_the_cache_changes_nothing(team, config):
     request = asked(team)
-    cached = WAYS[way](LivelyAhead(team), request, range(4))
-    same(cached, WAYS[way](Lively(Uncached(team)), request, range(4)))
+    cached = WAYS[config](LivelyAhead(team), request, range(4))
+    same(cached, WAYS[config](Lively(Uncached(team)), request, range(4)))
     assert len({tuple(answers[0].tokens) for answers in cached}) > 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_batch_is_its_sentences_one_by_one(team, way):
-    together = WAYS[way](LivelyAhead(team), asked(team), range(4))
-    same(together, [WAYS[way](Lively(team), asked(team, (row,)), [row])[0] for row in range(4)])
+@pytest.mark.parametrize("config", WAYS)
+def test_a_batch_is_its_sentences_one_by_one(team, config):
+    together = WAYS[config](LivelyAhead(team), asked(team), range(4))
+    same(together, [WAYS[config](Lively(team), asked(team, (row,)), [row])[0] for row in range(4)])
 
 
 def test_a_model_with_itself_is_itself():
     model = MODELS["transformer"]
-    team = Several([model, model])
+    team = Ensemble([model, model])
     request = asked(team)
     alone = greedy(model, request._replace(memory=request.memory.each[0]))
     same([[one] for one in greedy(team, request)], [[one] for one in alone])
@@ -81,22 +81,22 @@ def test_what_a_shortlist_leaves(team):
 
 def test_models_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="of one kind"):
-        Several([MODELS["transformer"], MODELS["rwkv4"]])
+        Ensemble([MODELS["transformer"], MODELS["rwkv4"]])
     other = regard.build("transformer", "tiny", VOCAB + 1)
     with pytest.raises(UserError, match="same tokens"):
-        Several([MODELS["transformer"], other])
+        Ensemble([MODELS["transformer"], other])
     with pytest.raises(UserError, match="at least one"):
-        Several([])
-    two, three = (Several([MODELS["rwkv4"]] * n) for n in (2, 3))
+        Ensemble([])
+    two, three = (Ensemble([MODELS["rwkv4"]] * n) for n in (2, 3))
     with pytest.raises(UserError, match="a state of 3 models cannot go on with 2"):
         two.step(torch.zeros(1, 1, dtype=torch.long), three.start(1, 4))
 
 
 def test_as_far_as_all_of_them_reach():
     far, near = (regard.build("gpt2", "tiny", VOCAB, [f"model.embed.position.length={n}"]) for n in (40, 30))
-    assert (Several([far, near]).limit, Several([far, far]).limit) == (30, 40)
-    assert Several([far, near]).cost(1, 20).state == 2 * far.cost(1, 20).state
-    assert Several([MODELS["rwkv4"], MODELS["rwkv4"]]).limit is None
+    assert (Ensemble([far, near]).limit, Ensemble([far, far]).limit) == (30, 40)
+    assert Ensemble([far, near]).cost(1, 20).state == 2 * far.cost(1, 20).state
+    assert Ensemble([MODELS["rwkv4"], MODELS["rwkv4"]]).limit is None
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def team_of_runs(words: Tokenizer, names: tuple[str, ...]) -> list[Run]:
 @torch.no_grad()
 def test_loss_is_that_of_the_mean(words):
     runs = team_of_runs(words, ("transformer", "seq2seq-luong"))
-    team = Run(Several([run.model for run in runs]), words, words)
+    team = Run(Ensemble([run.model for run in runs]), words, words)
     pair = ("the dog sat", "a cat")
     source, target = words.frame([pair[0]])[0], [*words.encode([pair[1]])[0], words.end]
     tokens = torch.tensor([[words.start, *target[:-1]]])
@@ -127,15 +127,15 @@ def test_loss_is_that_of_the_mean(words):
 
 def test_where_all_of_them_looked(words):
     runs = team_of_runs(words, ("transformer", "transformer"))
-    team = Run(Several([run.model for run in runs]), words, words)
-    way = Way(most=5)
-    found = team.predict(TEXTS[:2], way, align=True)
+    team = Run(Ensemble([run.model for run in runs]), words, words)
+    config = DecodeConfig(max_new_tokens=5)
+    found = team.predict(TEXTS[:2], config, attention=True)
     for text, (answer,) in zip(TEXTS, found, strict=False):
         assert answer.alignment is not None
         rows = torch.tensor(answer.alignment.weights)
         torch.testing.assert_close(rows.sum(1), torch.ones(len(rows)))
         assert rows.shape == (len(answer.tokens) + answer.ended, len(words.frame([text])[0]))
-    alone = [run.predict(TEXTS[:1], way, align=True)[0][0].alignment.weights[0] for run in runs]
+    alone = [run.predict(TEXTS[:1], config, attention=True)[0][0].alignment.weights[0] for run in runs]
     mean = torch.tensor(alone).mean(0)
     torch.testing.assert_close(torch.tensor(found[0][0].alignment.weights[0]), mean)
 
@@ -157,19 +157,19 @@ def folders(tmp_path_factory, words):
 def test_runs_answer_together(folders, capsys, tmp_path):
     texts = tmp_path / "texts"
     texts.write_text("the dog\na cat sat\n")
-    main(["predict", str(folders / "one"), str(texts), "--with", str(folders / "two"), "--json", "--most", "4",
-          "--stop", "sure"])  # fmt: skip
+    main(["predict", str(folders / "one"), str(texts), "--ensemble", str(folders / "two"), "--json",
+          "--max-new-tokens", "4", "--early-stopping", "never"])  # fmt: skip
     told = [json.loads(line)[0] for line in capsys.readouterr().out.splitlines()]
     wanted = regard.load([folders / "one", folders / "two"]).predict(
-        ["the dog", "a cat sat"], Way(beam=4, most=4, stop="sure")
+        ["the dog", "a cat sat"], DecodeConfig(beam=4, max_new_tokens=4, early_stopping="sure")
     )
     assert [one["text"] for one in told] == [answers[0].text for answers in wanted]
     assert [one["score"] for one in told] == pytest.approx([answers[0].score for answers in wanted], rel=1e-5)
-    alone = regard.load(folders / "one").predict(["the dog"], Way(beam=4, most=4))
+    alone = regard.load(folders / "one").predict(["the dog"], DecodeConfig(beam=4, max_new_tokens=4))
     assert alone[0][0].score != pytest.approx(wanted[0][0].score, rel=1e-4)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("the dog\ta cat\n")
-    main(["evaluate", str(folders / "one"), "--with", str(folders / "two"), "--data", str(pairs), "--json"])
+    main(["evaluate", str(folders / "one"), "--ensemble", str(folders / "two"), "--data", str(pairs), "--json"])
     assert json.loads(capsys.readouterr().out)["scores"]["loss"] > 0
 
 

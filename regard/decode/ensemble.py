@@ -31,7 +31,7 @@ class Memories(NamedTuple):
         return self.each[0].x
 
 
-class Several(nn.Module):
+class Ensemble(nn.Module):
     """models: of one kind, over the same tokens. The vectors before the head are those of all, side by side."""
 
     def __init__(self, models: Sequence[Model]):
@@ -120,7 +120,7 @@ class Several(nn.Module):
 class _Mean(Head):
     """As an objective wants a head: the vectors of all in, log p out."""
 
-    def __init__(self, several: Several):
+    def __init__(self, several: Ensemble):
         super().__init__()
         self._parts = lambda x: zip([model.head for model in several._each], several.split(x), strict=True)
 

@@ -1,23 +1,23 @@
-"""The optimisers: what each takes, clipping, and a state that can be put away and taken up again."""
+"""The optimizers: what each takes, clipping, and a state that can be put away and taken up again."""
 
 import pytest
 import torch
 
 from regard import UserError
 from regard.train.muon import Muon, orthogonal
-from regard.train.optimiser import KINDS, Optimiser
+from regard.train.optimizer import KINDS, Optimizer
 from regard.train.settings import Settings
 
 
-def learn(model, optimiser, steps, seed):
+def learn(model, optimizer, steps, seed):
     """A few steps on something."""
     rng = torch.Generator().manual_seed(seed)
     model.eval()
     for _ in range(steps):
         tokens = torch.randint(13, (2, 5), generator=rng)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
-        optimiser.step(0.01, float(optimiser.norm()))
+        optimizer.step(0.01, float(optimizer.norm()))
 
 
 def weights(model):
@@ -27,9 +27,9 @@ def weights(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_state(model, kind):
     """The same steps follow from a state, and none of what came after it is left."""
-    settings = Settings(optimiser=kind, weight_decay=0.01)
+    settings = Settings(optimizer=kind, weight_decay=0.01)
     one, other = model(0), model(1)
-    first, second = Optimiser(one, settings), Optimiser(other, settings)
+    first, second = Optimizer(one, settings), Optimizer(other, settings)
     learn(one, first, 3, seed=0)
     state = {name: tensor.clone() for name, tensor in first.state().items()}
     assert state
@@ -38,14 +38,14 @@ def test_state(model, kind):
     learn(one, first, 3, seed=1)
     assert not torch.equal(weights(one), before)
     learn(other, second, 2, seed=5)
-    for used in (second, Optimiser(other, settings)):
+    for used in (second, Optimizer(other, settings)):
         other.load_state_dict(kept)
         used.restore(state)
         assert torch.equal(weights(other), before)
         learn(other, used, 3, seed=1)
         assert torch.equal(weights(one), weights(other))
     fresh = model(1)
-    learn(fresh, Optimiser(fresh, settings), 2, seed=5)
+    learn(fresh, Optimizer(fresh, settings), 2, seed=5)
     other.load_state_dict(model(1).state_dict())
     second.restore({})
     learn(other, second, 2, seed=5)
@@ -61,24 +61,26 @@ def test_learns(model, kind):
     def loss():
         return torch.nn.functional.cross_entropy(one(tokens).flatten(0, 1), tokens.flatten())
 
-    optimiser = Optimiser(one, Settings(optimiser=kind))
+    optimizer = Optimizer(one, Settings(optimizer=kind))
     before = float(loss().detach())
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss().backward()
-        optimiser.step(0.03, float(optimiser.norm()))
+        optimizer.step(0.03, float(optimizer.norm()))
     assert float(loss().detach()) < before - 0.2
 
 
 def test_adam_is_torch_s(model):
     """With clipping, and without decay of vectors."""
     one, other = model(), model()
-    optimiser = Optimiser(one, Settings(optimiser="adamw", clip=0.01, weight_decay=0.1, beta1=0.8, beta2=0.9, eps=1e-6))
+    optimizer = Optimizer(
+        one, Settings(optimizer="adamw", max_grad_norm=0.01, weight_decay=0.1, beta1=0.8, beta2=0.9, eps=1e-6)
+    )
     flat = [p for p in other.parameters() if p.dim() <= 1]
     deep = [p for p in other.parameters() if p.dim() > 1]
     groups = [{"params": deep, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
     plain = torch.optim.AdamW(groups, 0.01, (0.8, 0.9), 1e-6, fused=False)
-    learn(one, optimiser, 3, seed=0)
+    learn(one, optimizer, 3, seed=0)
     rng = torch.Generator().manual_seed(0)
     other.eval()
     for _ in range(3):
@@ -93,20 +95,20 @@ def test_adam_is_torch_s(model):
 @pytest.mark.parametrize(("clip", "wanted"), [(0.5, 0.5), (0.0, 5.0), (7.0, 5.0)])
 def test_clips(model, clip, wanted):
     one = model()
-    optimiser = Optimiser(one, Settings(optimiser="sgd", beta1=0.0, clip=clip))
+    optimizer = Optimizer(one, Settings(optimizer="sgd", beta1=0.0, max_grad_norm=clip))
     before = weights(one)
     for p in one.parameters():
         p.grad = torch.zeros_like(p)
     one.embed.table.grad[0, 0], one.embed.table.grad[1, 1] = 3.0, 4.0
-    norm = float(optimiser.norm())
+    norm = float(optimizer.norm())
     assert norm == 5
-    optimiser.step(1.0, norm)
+    optimizer.step(1.0, norm)
     assert float((weights(one) - before).norm()) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_muon_takes_the_maps(model):
     one = model()
-    muon, adamw = Optimiser(one, Settings(optimiser="muon")).parts
+    muon, adamw = Optimizer(one, Settings(optimizer="muon")).parts
     names = {id(p): name for name, p in one.named_parameters()}
     taken = {names[id(p)] for group in muon.param_groups for p in group["params"]}
     rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
@@ -116,9 +118,9 @@ def test_muon_takes_the_maps(model):
 
 
 def test_of_another_model(model):
-    optimiser = Optimiser(model(), Settings())
+    optimizer = Optimizer(model(), Settings())
     with pytest.raises(UserError, match="knows 'elsewhere'"):
-        optimiser.restore({"elsewhere/step": torch.tensor(1.0)})
+        optimizer.restore({"elsewhere/step": torch.tensor(1.0)})
 
 
 def test_what_does_not_decay():
@@ -126,11 +128,11 @@ def test_what_does_not_decay():
     import regard
 
     model = regard.build("s4", size="tiny", vocab=13)
-    optimiser = Optimiser(model, Settings(optimiser="adamw", weight_decay=0.5))
+    optimizer = Optimizer(model, Settings(optimizer="adamw", weight_decay=0.5))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    optimiser.step(0.1, 0.0)
+    optimizer.step(0.1, 0.0)
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved
     assert all(before[name].dim() > 1 for name in moved)
@@ -165,5 +167,5 @@ def test_muon_as_torch():
             b.grad = a.grad.clone()
         one.step()
         other.step()
-    way, wanted = (torch.cat([p.detach().flatten() for p in some]) - begun for some in (ours, theirs))
-    assert (way - wanted).norm() < 0.02 * wanted.norm()
+    config, wanted = (torch.cat([p.detach().flatten() for p in some]) - begun for some in (ours, theirs))
+    assert (config - wanted).norm() < 0.02 * wanted.norm()
