@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -14,7 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +25,6 @@ Result = TypeVar("Result")
 
 SILENCE = 120.0  # seconds without any work, after which a helper that should be working is ended
 LOOK_EVERY = 1.0  # seconds between two looks at one
-LARGE = 1 << 30  # bytes, up to which memory is not asked of the system piece by piece
-MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -3, -1, -2, -8  # as malloc.h has them
-PAGE, HUGE_PAGES = 2 << 20, 14  # bytes of a huge page; as madvise knows it
 
 
 def forks(device: torch.device) -> bool:
@@ -200,42 +195,3 @@ def leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-@cache
-def keep_memory() -> bool:
-    """What is freed stays with this process for what comes next. Otherwise glibc gives large tensors back to the
-    system, and the next ones are made of fresh pages, which takes longer than to fill them. Whether it is so now."""
-    if sys.platform != "linux":
-        return False
-    library = ctypes.CDLL(None)
-    asked = {MMAP_THRESHOLD: LARGE, TRIM_THRESHOLD: 2 * LARGE - 1, TOP_PAD: 1 << 26, ARENA_MAX: 1}
-    try:
-        kept = min(library.mallopt(what, much) for what, much in asked.items()) == 1
-    except AttributeError:
-        return False  # another library
-    if kept:
-        _in_huge_pages(library)
-    return kept
-
-
-def give_back_memory() -> None:
-    """What is free now goes back to the system: forks would hold it, too, and each would soon have its own."""
-    if keep_memory():
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        _in_huge_pages(library)
-
-
-def _in_huge_pages(library: ctypes.CDLL) -> None:
-    """The memory that malloc takes next comes in pages of two megabytes, where the system gives them to whoever asks:
-    there are fewer to make and to look up. It is asked for at once and freed again, so that nothing of it is used."""
-    library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    size = LARGE - PAGE
-    room = library.malloc(size)
-    if room is not None:
-        begin, end = -(-room // PAGE) * PAGE, (room + size) // PAGE * PAGE
-        library.madvise(begin, end - begin, HUGE_PAGES)  # who says no is asked no more
-        library.free(room)

@@ -27,8 +27,9 @@ from regard.decode.config import SAMPLED, sampling
 from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.workers import at_once
-from regard.machine import forks, keep_memory
+from regard.machine import forks
 from regard.metrics import BITS
+from regard.native.malloc import keep_memory
 
 __all__ = ["Alignment", "DecodeConfig", "Prediction", "Run"]
 

@@ -5,9 +5,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # those who wait for others
 import pytest
 import torch
 
-from regard.core.native import kernels
+from regard.native import load_kernels
 
-kernels()  # before torch multiplies in half precision: see there
+load_kernels()  # before torch multiplies in half precision: see there
 torch.set_num_threads(1)  # two workers share two cores
 
 

@@ -9,7 +9,7 @@ import pytest
 CODE = """
 import torch
 from pathlib import Path
-from regard.machine import give_back_memory, keep_memory
+from regard.native.malloc import give_back_memory, keep_memory
 
 def held():
     return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("VmRSS"))

@@ -105,7 +105,12 @@ class Encoder(Family):
 
     def _vocabulary(self, config: Config, model: dict[str, Any]) -> dict[str, Any]:
         hidden, norm = config.get("embedding_size") or model["width"], model["layer"][0]["wiring"]["norm"]
-        made = {"part": "vocabulary", "hidden": hidden, "activation": self.bend(config, model), "norm": dict(norm)}
+        made = {
+            "part": "vocabulary",
+            "hidden": hidden,
+            "activation": self.activation_name(config, model),
+            "norm": dict(norm),
+        }
         spare = not config["tie_word_embeddings"] and "bias" in self.top
         return made | {"bias": True} | ({"spare": True} if spare else {})
 
@@ -135,7 +140,7 @@ class Encoder(Family):
         """Whether a bare model has its pooler."""
         return bool(self.pooler) and config.get("add_pooling_layer", True)
 
-    def bend(self, config: Config, model: dict[str, Any]) -> str:
+    def activation_name(self, config: Config, model: dict[str, Any]) -> str:
         """Of the layer before the vocabulary."""
         return model["layer"][0]["feedforward"]["activation"]
 

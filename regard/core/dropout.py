@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from regard.native import training_kernels
+from regard.native.train import drop
+
 from .errors import UserError
-from .learn import drop
-from .native import able
 
 STEPS = 1 << 16  # 16 random bits decide, four times in one draw
 
@@ -39,7 +40,7 @@ class Dropout(nn.Module):
         return self._drop(x, stream)
 
     def _drop(self, x: Tensor, stream: Tensor | None) -> Tensor:
-        known = able(x, stream)
+        known = training_kernels(x, stream)
         if known is None:
             return _Dropped.apply(x, stream, self._dropped)
         return drop(known, x, stream, self._dropped, STEPS / (STEPS - self._dropped))

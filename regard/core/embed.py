@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from . import learn
+from regard.native import train
+
 from .context import Context
 from .dropout import Dropout
 from .errors import UserError
@@ -90,7 +91,7 @@ def look_up(table: Tensor, numbers: Tensor, what: str) -> Tensor:
     if numbers.is_floating_point():
         raise UserError(f"{what} must be whole numbers, not {numbers.dtype}")
     try:
-        return learn.look_up(table, numbers)
+        return train.look_up(table, numbers)
     except IndexError:
         raise UserError(
             f"{what} reach from {int(numbers.min())} to {int(numbers.max())}, but the table knows 0 to {len(table) - 1}"

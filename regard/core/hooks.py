@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+
+from regard.native.private import GLOBAL_HOOKS, HOOKS
 
 from .context import Call, Context
 from .errors import UserError
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)
 
 
 def hooked(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .native import Gauge
+from regard.native.structs import NormParams
 
 
 class Norm(nn.Module):
@@ -19,7 +19,7 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def gauge(self, x: Tensor) -> Gauge | None:
+    def norm_params(self, x: Tensor) -> NormParams | None:
         """The same for vectors like x as a kernel does it, each for itself; None: it cannot."""
         return None
 

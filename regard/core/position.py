@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.native.decode import RotaryTables
+
 from .context import Context
 from .errors import UserError
-from .native import Spin
 
 
 class Position(nn.Module):
@@ -58,7 +59,7 @@ class Position(nn.Module):
         """On what is read: weights (batch, heads, n, m) -> an addition to the output (batch, heads, n, dim)."""
         return None
 
-    def spin(self, context: Context, dtype: torch.dtype) -> Spin | None:
+    def rotary_tables(self, context: Context, dtype: torch.dtype) -> RotaryTables | None:
         """Where all that it does is to turn queries and keys: how, in a step of one position. None: it does more."""
         return None
 

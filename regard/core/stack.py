@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import native
+from regard.native import inference_kernels
+from regard.native.decode import Program
+from regard.native.structs import NormParams
+
 from .context import Collected, Context
 from .errors import UserError
 from .hooks import GLOBAL_HOOKS, HOOKS, Steps, touched
@@ -277,7 +280,7 @@ class Stack(Steps):
         or drop anything."""
         if not self.together or x.shape[1] != 1 or self.training or torch.is_grad_enabled():
             return None
-        known = native.native(x)
+        known = inference_kernels(x)
         if known is None:
             return None
         plan = self._last.pop() if self._last else None  # nobody else has it now
@@ -299,12 +302,12 @@ class Stack(Steps):
         order = self._order()
         if any(tap.watchers for tap, _ in order):
             return None
-        end = _gauges((self.norm,), x)
+        end = _norm_params((self.norm,), x)
         branches, gauges, after = [], [], []
         for (_, parts), part_state in zip(order, state, strict=True):
             new = []
             for (mixer, around), own in zip(parts, part_state, strict=True):
-                both = None if around is None else _gauges(around, x)
+                both = None if around is None else _norm_params(around, x)
                 plan = None if both is None or end is None else mixer.plan(x, own, context)
                 if plan is None or both is None:
                     return None
@@ -313,7 +316,7 @@ class Stack(Steps):
                 new.append(plan[1])
             after.append(tuple(new))
         mixers = [[mixer for mixer, _ in parts] for _, parts in order]
-        return Plan(native.Program(branches, gauges, *(end or ())), mixers, self, x), tuple(after)
+        return Plan(Program(branches, gauges, *(end or ())), mixers, self, x), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """As `select`, but `state` is given up."""
@@ -330,7 +333,7 @@ class Stack(Steps):
 class Plan:
     """A step of a stack by one call of a kernel, kept for the next one as long as nothing in the stack is touched."""
 
-    def __init__(self, program: native.Program, mixers: list[list[Mixer]], stack: Stack, x: Tensor):
+    def __init__(self, program: Program, mixers: list[list[Mixer]], stack: Stack, x: Tensor):
         self.program, self.mixers = program, mixers
         self.rows, self.dtype = x.shape[0], x.dtype
         modules = [vars(module) for module in stack.modules()]
@@ -375,9 +378,9 @@ class Plan:
         return tuple(after)
 
 
-def _gauges(norms: Sequence[Norm | None], x: Tensor) -> list[native.Gauge | None] | None:
+def _norm_params(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | None:
     """Norms as a kernel has them, None for those that do nothing; all is None where there is one that it has not."""
-    made = [None if norm is None or norm.idle else norm.gauge(x) for norm in norms]
+    made = [None if norm is None or norm.idle else norm.norm_params(x) for norm in norms]
     for norm, one in zip(norms, made, strict=True):
         if one is None and not (norm is None or norm.idle):
             return None

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
-from regard.core.multiply import panels
-from regard.core.native import likeliest as best_words
-from regard.core.native import native
 from regard.kernels.cross_entropy import BITS
 from regard.kernels.top import top
+from regard.native import inference_kernels
+from regard.native.decode import likeliest as best_words
+from regard.native.matmul import pack_matrix
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 
@@ -85,7 +85,7 @@ def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tup
     """How the `wide` likeliest next tokens are found, as `likeliest` tells them: in one go where all scores are one
     product, nobody changes them, and a kernel of our own can."""
     known = model.by_table() if request.rule is None and hasattr(model, "by_table") else None
-    fast = None if known is None else native(known[1])
+    fast = None if known is None else inference_kernels(known[1])
     if known is None or fast is None or wide > min(fast.keep, len(known[1])) or not known[1].is_contiguous():
         return lambda coming: likeliest(coming, wide)
     before, table, bias = known
@@ -94,7 +94,7 @@ def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tup
     def choose(coming: Next) -> tuple[Tensor, Tensor]:
         if len(coming.x) < FEW:  # and not worth a copy of the table
             return likeliest(coming, wide)
-        packed[:] = packed or [panels(fast, table.T).numbers]
+        packed[:] = packed or [pack_matrix(fast, table.T).numbers]
         return best_words(fast, before(coming.x).contiguous(), packed[0], bias, len(table), wide)
 
     return choose

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Memory, UserError, select
 from regard.core.hooks import hooked
-from regard.machine import keep_memory
+from regard.native.malloc import keep_memory
 
 SCORES = 2_500_000  # made at a time: they stay in the CPU's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once

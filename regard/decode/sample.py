@@ -135,12 +135,12 @@ def chosen(
 ) -> tuple[Tensor, Tensor]:
     """scores (rows, vocab) -> a token for each row, and its log p by the model itself. before (rows, time): what a row
     holds, where repeats are discouraged; chance (rows,): above 0, up to 1, where tokens are drawn."""
-    bent = (
+    penalized = (
         scores
         if sampling.repetition_penalty == 1 or before is None
         else discourage(scores, before, sampling.repetition_penalty)
     )
-    tokens = bent.argmax(-1) if chance is None else draw(*likely(bent, *sampling[:4]), chance)
+    tokens = penalized.argmax(-1) if chance is None else draw(*likely(penalized, *sampling[:4]), chance)
     return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(-1)
 
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 
 from regard import machine
-from regard.core.native import kernels
 from regard.machine import Fork
+from regard.native import load_kernels
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -45,7 +45,7 @@ def _by_threads(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> 
 
 def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> Iterator[tuple[Job, Done]]:
     helpers: list[Fork] = []
-    kernels()  # which all of them have then
+    load_kernels()  # which all of them have then
     try:
         for _ in range(many):
             helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding"))

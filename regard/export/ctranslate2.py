@@ -21,7 +21,7 @@ from regard.core.parts import name_of
 from regard.data import Tokenizer
 from regard.run import Run
 
-BENDS = {
+ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "gelu_quick": "GELUSigmoid", "silu": "SWISH",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
@@ -94,14 +94,15 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
         _refuse(f"the wiring '{name_of(layer.wiring)}'")
     if name_of(feed) not in ("mlp", "glu") or name_of(feed.norm) != "none":
         _refuse(f"the feed-forward '{name_of(feed)}'" + (" with a norm inside" if name_of(feed) == "mlp" else ""))
-    if feed_bend(feed) not in BENDS:
-        _refuse(f"the activation '{feed_bend(feed)}'")
+    if activation_of(feed) not in ACTIVATIONS:
+        _refuse(f"the activation '{activation_of(feed)}'")
     before, last = name_of(layer.wiring) == "pre", name_of(stack.norm)
     if not before and last != "none":
         _refuse("a norm after layers that have theirs last")
     given: dict[str, Any] = {
         "pre_norm": before, "no_final_norm": last == "none", "rms_norm": _kind(layer.wiring.norms[0]) == "rms",
-        "activation": getattr(common_spec.Activation, BENDS[feed_bend(feed)]), "ffn_glu": name_of(feed) == "glu",
+        "activation": getattr(common_spec.Activation, ACTIVATIONS[activation_of(feed)]),
+        "ffn_glu": name_of(feed) == "glu",
         "layernorm_embedding": name_of(embed.norm) != "none",
     }  # fmt: skip
     if mixer.kv_heads != mixer.heads:
@@ -122,11 +123,11 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
     return given
 
 
-def feed_bend(feed: Any) -> str:
+def activation_of(feed: Any) -> str:
     """The name of a feed-forward's activation."""
     from regard.kernels.activation import ACTIVATIONS
 
-    return next(name for name, bend in ACTIVATIONS.items() if bend is feed.bend)
+    return next(name for name, activation_name in ACTIVATIONS.items() if activation_name is feed.activate)
 
 
 def _fill_embed(spec: Any, table: Any, embed: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.mixer import under
-from regard.core.native import native
+from regard.native import inference_kernels
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
 AHEAD = 24  # slots that there is room for besides those in use: memory that is never used costs, too
@@ -39,7 +39,7 @@ class Cache(NamedTuple):
 
     def reorder(self, rows: Tensor) -> Cache:
         """As `select`, but nothing is copied: it is noted which row holds what."""
-        if len(rows) > len(self.keys) or native(self.keys) is None:
+        if len(rows) > len(self.keys) or inference_kernels(self.keys) is None:
             return self.select(rows)
         if self.held is None:
             return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())

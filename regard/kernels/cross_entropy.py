@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.core import learn, native
-from regard.core.multiply import multiply, panels, pays, product_into
+from regard.native import Kernels, private, train, training_kernels
+from regard.native.matmul import multiply, pack_matrix, pays, product_into
 
 ROWS = 300  # at a time, at the most
 TILE = 12  # rows of which they are whole multiples, as our own products want it
@@ -37,7 +37,7 @@ class _Fused(torch.autograd.Function):
         vocab = table.shape[0]
         wanted = ctx.needs_input_grad
         dx = x.new_empty(x.shape) if wanted[0] else None
-        ctx.share, there = learn.adds_to(table) if wanted[1] else (1.0, None)
+        ctx.share, there = train.adds_to(table) if wanted[1] else (1.0, None)
         ctx.added = there is not None
         fresh = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
         dtable = there if there is not None else fresh(table) if wanted[1] else None
@@ -45,7 +45,7 @@ class _Fused(torch.autograd.Function):
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         rows = _up(-(-len(x) // max(-(-len(x) // ROWS), 1)), TILE)  # in pieces that are about alike
         room = x.new_empty(_up(min(rows, len(x)), SOME), vocab)
-        known = native.able(x, table)
+        known = training_kernels(x, table)
         own = known if known is not None and pays(known, len(x), table) else None
         score, back = (_times(own, p) if asked else None for p, asked in ((table.T, True), (table, wanted[0])))
         for begin in range(0, len(x), rows):
@@ -83,7 +83,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx, up: Tensor, _: Tensor):  # type: ignore[override]
         if ctx.added and math.isfinite(up) and abs(float(up) / ctx.share - 1) > 1e-5:
             raise RuntimeError(f"the loss was to be multiplied by {ctx.share}, and was by {float(up)}")
-        again = torch._C._autograd._get_current_graph_task_keep_graph()  # they may be asked for once more
+        again = private.keeps_graph()  # they may be asked for once more
         scale = torch.mul if again else Tensor.mul_
         return *(None if g is None else scale(g, up) for g in ctx.saved_tensors), None, None
 
@@ -93,19 +93,19 @@ def _up(rows: int, step: int) -> int:
     return max(-(-rows // step), 1) * step
 
 
-def _times(own: native.Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def _times(own: Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """x, to -> x p, there: by products of our own p is laid out once for all rows."""
     if own is None:
         return lambda x, to: torch.mm(x, p, out=to)
-    laid = panels(own, p)
+    laid = pack_matrix(own, p)
     return lambda x, to: multiply(own, x, laid, to=to)
 
 
 def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, in place of the logits, the largest logit, m, and the logit of the goal (rows, 1)."""
-    known = native.able(logits, bias)
+    known = training_kernels(logits, bias)
     if known is not None:
-        return logits, *learn.powers(known, logits, bias, goal.contiguous())
+        return logits, *train.powers(known, logits, bias, goal.contiguous())
     if bias is not None:
         logits += bias * BITS
     right = logits.gather(1, goal)

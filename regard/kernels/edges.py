@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Empty, Growth, Mixer, Pattern, Tap, UserError, part
 
-from .activation import activation as bend
+from .activation import activation as activate
 
 JOINS = ("concat", "mean")
 
@@ -110,7 +110,7 @@ class Neighbours(Mixer[Empty]):
         self.width, self.heads, self.dim, self.join, self.loops = width, heads, dim or width // heads, join, loops
         self.pattern = part(Pattern, pattern)
         self.bias = nn.Parameter(torch.empty(self.out_width)) if bias else None
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.drop = Dropout(weight_dropout)
         self.weights = Tap()
         if self.bias is not None:
@@ -136,7 +136,7 @@ class Neighbours(Mixer[Empty]):
         weights = self.weights(softmax(scores, edges))  # (edges, heads)
         y = take(self.drop(weights), values, edges)
         y = (y.flatten(1) if self.join == "concat" else y.mean(1)).unflatten(0, x.shape[:2])
-        return self.bend(y if self.bias is None else y + self.bias)
+        return self.activate(y if self.bias is None else y + self.bias)
 
     def growth(self) -> Growth:
         return Growth("n·d² + edges·d", "1", "diameter")

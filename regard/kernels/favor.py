@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import UserError
 from regard.core.errors import nearest
+from regard.native import private
 
 from .fading import empty, exact, fade, with_ones
 
@@ -55,7 +56,7 @@ class Favor(nn.Module):
 
     def renew(self) -> None:
         """Count a training call, and draw anew when it is time; not when a call is repeated in the backward pass."""
-        if not self.redraw or not self.training or torch._C._current_graph_task_id() != -1:
+        if not self.redraw or not self.training or private.is_in_backward():
             return
         calls = int(self.calls)
         if calls and calls % self.redraw == 0:  # not in place: what was computed before may still want the old ones

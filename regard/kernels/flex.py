@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from regard.core import Pattern, Position, UserError
 from regard.core.errors import in_one_line
 from regard.core.parts import name_of
+from regard.native import private
 
 from .see import See
 
@@ -57,7 +58,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
             enable_gqa=k.shape[1] != q.shape[1],
         )
     except RuntimeError as error:
-        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        if not private.is_compiler_error(error):
             raise
         raise UserError(f"kernel 'flex' cannot be compiled here: {INSTEAD} ({in_one_line(error)[:120]})") from None
 

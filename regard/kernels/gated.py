@@ -27,7 +27,7 @@ def laplace(x: Tensor) -> Tensor:
     return 0.5 * (1 + torch.erf((x - math.sqrt(0.5)) * math.sqrt(2 * math.pi)))
 
 
-BENDS: dict[str, Callable[[Tensor], Tensor]] = {"relu_squared": relu_squared, "laplace": laplace}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu_squared": relu_squared, "laplace": laplace}
 
 
 class OffsetScale(nn.Module):

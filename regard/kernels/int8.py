@@ -17,9 +17,12 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from regard.core import Context, Head, Model, Position, UserError, native
+from regard.core import Context, Head, Model, Position, UserError
 from regard.core.passes import exchange
 from regard.core.product import few, flat, is_plain_linear
+from regard.native import inference_kernels
+from regard.native.decode import apply, linear_params
+from regard.native.structs import LinearParams
 
 ROUNDED = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 STEPS = 63  # of an input, on each side of zero
@@ -42,27 +45,27 @@ class Int8Linear(nn.Linear):
             self.held = torch.ops.quantized.linear_prepack(held, None)
         self.whole, self.steps = held.int_repr(), self.scale.detach().clone()  # the same for a few rows
         self.sums = self.whole.sum(1, dtype=torch.int32)
-        self.near: native.Map | None = None  # where all that lies
+        self.near: LinearParams | None = None  # where all that lies
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """(out, in) as it is used, made anew each time."""
         return torch.ops.quantized.linear_unpack(self.held)[0].dequantize().to(self.scale.dtype)
 
-    def map(self, x: Tensor) -> native.Map | None:
+    def map(self, x: Tensor) -> LinearParams | None:
         """As core/product.py has it."""
         bias, near = self._parameters["bias"], self.near
         if not few(x) or (bias is not None and bias.dtype != x.dtype):
             return None
         where = self.whole.data_ptr(), None if bias is None else bias.data_ptr()
         if near is None or (near.weight, near.bias) != where:
-            near = self.near = native.map_of(self.whole, bias, None, self.steps, self.sums)
+            near = self.near = linear_params(self.whole, bias, None, self.steps, self.sums)
         return near
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        if few(x) and (known := native.native(x, self.bias)) and (map := self.map(x)):
-            return native.apply(known, map, flat(x)).view(*x.shape[:-1], self.out_features)
+        if few(x) and (known := inference_kernels(x, self.bias)) and (map := self.map(x)):
+            return apply(known, map, flat(x)).view(*x.shape[:-1], self.out_features)
         most = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True).clamp_(min=LEAST)
         y = ROUNDED((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)
         y = y.mul_(most) if self.bias is None else torch.addcmul(self.bias, y, most)

@@ -22,15 +22,16 @@ from regard.core import (
     Position,
     Score,
     UserError,
-    learn,
     part,
     select,
 )
 from regard.core.hooks import inside_touched
-from regard.core.native import Branch, Map, Spin, able, looking, relook
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 from regard.core.product import alone, learns, maps
+from regard.native import train, training_kernels
+from regard.native.decode import RotaryTables, plan_attention, update_attention
+from regard.native.structs import FusedBranch, LinearParams
 
 from . import blocks
 from .attend import Attend
@@ -163,7 +164,7 @@ class MultiHead(Mixer[Cache | Source]):
             return None
         if self.over == "memory":
             memory, see = self._memory(context).x, self._across(self._sources(context)[1], context)
-            if len(memory) != len(x) or not memory.numel() or able(x, memory) is None:
+            if len(memory) != len(x) or not memory.numel() or training_kernels(x, memory) is None:
                 return None
         else:
             memory, see = None, context.once(("whole", self.pattern), lambda: self._whole(context))
@@ -173,7 +174,7 @@ class MultiHead(Mixer[Cache | Source]):
         causal = see.causal_only
         maps = [tensor for m in (self.q, self.k, self.v, self.out) for tensor in (m.weight, m.bias)]
         added = None if causal and not self._biased else self._added(see, x)
-        return learn.attention(known, x, memory, maps, (self.heads, self.kv_heads), self.score.factor, added, causal)
+        return train.attention(known, x, memory, maps, (self.heads, self.kv_heads), self.score.factor, added, causal)
 
     def _whole(self, context: Context) -> See:
         """What can be seen in a whole sequence."""
@@ -230,7 +231,7 @@ class MultiHead(Mixer[Cache | Source]):
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
-    def plan(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Branch, Cache | Source] | None:
+    def plan(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[FusedBranch, Cache | Source] | None:
         modules = self._modules  # which is faster to ask
         attend: Attend = modules["attend"]  # type: ignore[assignment]
         if x.shape[1] != 1 or not self._plain or not attend.usual or (self.training and attend.dropout):
@@ -256,7 +257,7 @@ class MultiHead(Mixer[Cache | Source]):
         made.of = ref(state.keys), ref(state.values)
         return made, Cache(*state[:2], at, see.held)
 
-    def replan(self, branch: Branch, x: Tensor, state: Cache | Source, context: Context) -> Cache | Source | None:
+    def replan(self, branch: FusedBranch, x: Tensor, state: Cache | Source, context: Context) -> Cache | Source | None:
         attend: Attend = self._modules["attend"]  # type: ignore[assignment]
         keys, values, *rows = branch.of
         if keys() is not state.keys or values() is not state.values or not attend.usual:
@@ -270,7 +271,7 @@ class MultiHead(Mixer[Cache | Source]):
             if placed is not state or not isinstance(slot, int):
                 return None
             after = Cache(state.keys, state.values, at, see.held)
-        relook(branch, slot, self._added(see, x), see.held, see.key_at.shape[1], self._spin(context, x))
+        update_attention(branch, slot, self._added(see, x), see.held, see.key_at.shape[1], self._spin(context, x))
         return after
 
     def _roomy(self, state: Cache, context: Context) -> Cache:
@@ -330,22 +331,31 @@ class MultiHead(Mixer[Cache | Source]):
 
     @property
     def _spins(self) -> bool:
-        return self.over == "self" and type(self.position).spin is not Position.spin
+        return self.over == "self" and type(self.position).rotary_tables is not Position.rotary_tables
 
-    def _spin(self, context: Context, x: Tensor) -> Spin | None:
-        return self.position.spin(context, x.dtype) if self._spins else None
+    def _spin(self, context: Context, x: Tensor) -> RotaryTables | None:
+        return self.position.rotary_tables(context, x.dtype) if self._spins else None
 
     @property
     def _biased(self) -> bool:
         return self.position.acts("bias")
 
     def _branch(
-        self, every: Sequence[Map | None], x: Tensor, k: Tensor, v: Tensor, slot: int, see: See, spin: Spin | None
-    ) -> Branch:
+        self,
+        every: Sequence[LinearParams | None],
+        x: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slot: int,
+        see: See,
+        rotary_tables: RotaryTables | None,
+    ) -> FusedBranch:
         """For x (batch, 1, width): keys and values go to their slot first, where there are maps to them."""
         many = see.key_at.shape[1], x.shape[0] // see.query_at.shape[0]
         assert self.score.factor is not None
-        return looking(every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many, spin)
+        return plan_attention(
+            every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many, rotary_tables
+        )
 
     def _added(self, see: See, x: Tensor) -> Tensor | None:
         if not self._biased:

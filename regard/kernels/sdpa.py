@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import Position, learn
-from regard.core import native as kernels
+from regard.core import Position
+from regard.native import Kernels, inference_kernels, load_kernels, train, training_kernels
+from regard.native.decode import attend as attend_few
 
 from .see import See
 
@@ -22,13 +23,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
         bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
     grouped = k.shape[1] != heads
     if not drop and q.shape[2] <= FEW and native_for(q, k, v):
-        known = kernels.kernels()
+        known = load_kernels()
         assert known is not None
         added = see.added(heads, bias, q.dtype)
-        return kernels.attend(known, *map(_side_by_side, (q, k, v)), added, see.held).transpose(1, 2)
+        return attend_few(known, *map(_side_by_side, (q, k, v)), added, see.held).transpose(1, 2)
     if not drop and _learns(q, k, v) and (known := _kernels_to_learn(q, k, v, bias)):
         added = None if see.causal_only and bias is None else see.added(heads, bias, q.dtype)
-        return learn.attend(known, *map(_side_by_side, (q, k, v)), added, see.causal_only).transpose(1, 2)
+        return train.attend(known, *map(_side_by_side, (q, k, v)), added, see.causal_only).transpose(1, 2)
     how = None if drop or grouped else _by_hand(q, k, v)
     if bias is None and see.causal_only:
         if how:
@@ -51,14 +52,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
 
 def native_for(*tensors: Tensor) -> bool:
     """Whether our own kernel can take them."""
-    return kernels.native(*tensors) is not None
+    return inference_kernels(*tensors) is not None
 
 
-def _kernels_to_learn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> kernels.Kernels | None:
+def _kernels_to_learn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Kernels | None:
     """Those that can: they know values as wide as keys alone, and no way back to a bias."""
     if q.shape[3] != v.shape[3] or len(q) != len(k) or (bias is not None and bias.requires_grad):
         return None
-    return kernels.able(q, k, v)
+    return training_kernels(q, k, v)
 
 
 def _learns(*tensors: Tensor) -> bool:

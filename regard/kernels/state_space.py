@@ -24,7 +24,7 @@ from regard.core import Context, Cost, Growth, Mixer, UserError
 from regard.core.errors import nearest
 from regard.core.mixer import keep_rows
 
-from .activation import activation as bend
+from .activation import activation as activate
 from .fading import exact
 from .segments import pieces
 
@@ -59,7 +59,7 @@ class System(ABC):
 
 
 class StateSpace(Mixer[Hidden]):
-    """A system for each channel, a bend, and a map. Subclasses say how A, B and C are made.
+    """A system for each channel, an activation, and a linear map. Subclasses say how A, B and C are made.
 
     state:            real numbers that each channel remembers; even.
     shortest, longest: the time between two positions is drawn between them, on a logarithmic scale.
@@ -85,7 +85,7 @@ class StateSpace(Mixer[Hidden]):
         self.skip = nn.Parameter(torch.randn(width))
         for parameter in (self.log_real, self.imag, self.b, self.c):
             parameter.decays = False  # type: ignore[attr-defined]
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.gated = out == "glu"
         self.out = nn.Identity() if out == "none" else nn.Linear(width, 2 * width if self.gated else width)
 
@@ -145,7 +145,7 @@ class StateSpace(Mixer[Hidden]):
         return (system.reads(-(-time // size), 0, size) @ system.writes(size).mT).flatten(1)[:, :time]
 
     def _leave(self, y: Tensor) -> Tensor:
-        y = self.out(self.bend(y))
+        y = self.out(self.activate(y))
         return F.glu(y) if self.gated else y
 
     def cost(self, length: int, past: int = 0) -> Cost:

@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from regard.native import private
+
 
 class Moving:
     """The exponential moving average of some parameters; with a decay of 0 there is none, and nothing happens here."""
@@ -28,7 +30,7 @@ class Moving:
         if self.values:
             decay = min(self.decay, (1 + step) / (10 + step))
             with torch.no_grad():
-                torch._foreach_lerp_(self.values, list[Tensor](self.parameters), 1 - decay)
+                private.foreach_lerp_(self.values, list[Tensor](self.parameters), 1 - decay)
 
     def swap(self) -> None:
         """The average into the model, and the model's own weights here; once more undoes it."""

@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from regard.native import private
+
 
 class Gradients:
     """Of some parameters. made: the numbers of those that have one now."""
@@ -24,7 +26,7 @@ class Gradients:
 
     def begin(self) -> None:
         """From nothing."""
-        torch._foreach_zero_(self.rooms)
+        private.foreach_zero_(self.rooms)
         for parameter, room in zip(self.parameters, self.rooms, strict=True):
             parameter.grad = room
         self.made.clear()

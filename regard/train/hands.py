@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Batch
-from regard.machine import Fork, HelperLost, give_back_memory
+from regard.machine import Fork, HelperLost
+from regard.native.malloc import give_back_memory
 
 from .gradients import Gradients
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
-from regard.core.learn import adding_to
-from regard.core.native import kernels
 from regard.data.batches import Batch, Feed
-from regard.machine import forks, keep_memory
+from regard.machine import forks
+from regard.native import load_kernels
+from regard.native.malloc import keep_memory
+from regard.native.train import adding_to
 
 from .average import Moving
 from .gradients import Gradients
@@ -79,7 +80,7 @@ class Learner:
         self.device = next(model.parameters()).device
         keep_memory()
         if self.device.type == "cpu":
-            kernels()  # which helpers have then
+            load_kernels()  # which helpers have then
         self.optimizer = Optimizer(model, settings)
         self.gradients = Gradients(self.optimizer.parameters)
         self.moving = Moving(self.optimizer.parameters, settings.ema)

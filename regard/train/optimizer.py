@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import UserError
+from regard.native import private
 
 from .levels import rates
 from .muon import Muon
@@ -48,7 +49,7 @@ class Optimizer:
     def step(self, lr: float, norm: float) -> None:
         """With gradients of this norm."""
         if self.clip and norm > self.clip:
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], self.clip / norm)
+            private.foreach_mul_([p.grad for p in self.parameters if p.grad is not None], self.clip / norm)
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr * group["share"]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, native, part
+from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, part
 from regard.core.parts import name_of
 from regard.core.product import FEW
+from regard.native import disabled
 
 from . import laws
 from .laws import Finding, Subject
@@ -228,7 +229,7 @@ def edited(subject: Subject) -> Finding:
                 gap = laws.differ(outputs(changed, x, memory, None, sizes), changed(x, memory=memory))
                 if batch == 2:
                     memory = subject.memory(batch)
-                    with native.disabled():
+                    with disabled():
                         plain = outputs(model, x, memory, edit, sizes)
                     gap = max(gap, laws.differ(outputs(model, x, memory, edit, sizes), plain))
             if gap > worst:

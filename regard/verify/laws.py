@@ -44,12 +44,12 @@ from regard.core import (
     UserError,
     apart,
     join,
-    native,
     select,
     state_bytes,
 )
 from regard.core.mixer import each
 from regard.kernels import Attend
+from regard.native import disabled
 
 LIMIT = 1e-9
 
@@ -198,7 +198,7 @@ def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
     worst = 0.0
     with torch.no_grad():
         whole = subject.whole(x, valid, memory)
-        for switch in (nullcontext, native.disabled):
+        for switch in (nullcontext, disabled):
             with switch():
                 for most in (time, time // 3):
                     steps = stepwise(subject, x, lengths, memory, most)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.core import multiply, native
 from regard.kernels import cross_entropy as fused
+from regard.native import build, matmul
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -17,8 +17,8 @@ def test_equals_plain(smoothing, with_bias, rows, own, turned, monkeypatch):
     """In parts and at once, by whoever multiplies, however it all lies."""
     monkeypatch.setattr(fused, "ROWS", rows)
     monkeypatch.setattr(fused, "TILE", 1)
-    monkeypatch.setattr(multiply, "LEAST", 1)
-    if (known := native.kernels()) is not None:
+    monkeypatch.setattr(matmul, "LEAST", 1)
+    if (known := build.load_kernels()) is not None:
         monkeypatch.setattr(known, "multiplies", own)
     torch.manual_seed(0)
     x, table = torch.randn(2, 7, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)

@@ -14,7 +14,7 @@ from regard.verify.laws import Finding, Subject, stepwise
 
 NEAR = 3e-4  # of a tie: what float32 makes of numbers up to 127 after a few layers
 TRIES = 16
-BENDS = {"relu2": "relu_squared", "silu": "silu", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {"relu2": "relu_squared", "silu": "silu", "gelu": "gelu", "relu": "relu"}
 
 
 def bitlinear(golden: Golden) -> list[Finding]:
@@ -74,7 +74,7 @@ def compared(golden: Golden) -> list[Finding]:
     mixer = {"part": "attention", "kv_heads": c["num_key_value_heads"], "position": rotary, "norm": norm}
     if "head_dim" in c:
         mixer["dim"] = c["head_dim"]
-    hidden, bend = c["intermediate_size"], BENDS[c["hidden_act"]]
+    hidden, bend = c["intermediate_size"], ACTIVATIONS[c["hidden_act"]]
     layer = {
         "mixer": mixer | {"bias": "qkvo" if c["attention_bias"] else ""},
         "feedforward": {"part": "glu", "hidden": hidden, "activation": bend, "norm": norm},

@@ -15,7 +15,13 @@ from regard.parts.positions.learned import Learned
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding, Subject, stepwise
 
-BENDS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+}
 
 
 def pair(ours: str, theirs: str, bias: bool = True) -> dict:
@@ -46,7 +52,7 @@ def bert_like(
     """Post-norm layers of one mixer each, on the golden's tokens; the last hidden vectors and the first layer's."""
     c = golden.config
     norm = {"part": "layer", "eps": c["layer_norm_eps"]}
-    forward = {"part": "mlp", "hidden": c["intermediate_size"], "activation": BENDS[c["hidden_act"]]}
+    forward = {"part": "mlp", "hidden": c["intermediate_size"], "activation": ACTIVATIONS[c["hidden_act"]]}
     layers = [{"mixer": mixer, "feedforward": forward, "wiring": {"part": "post", "norm": norm}} for mixer in mixers]
     stack = Stack(c["hidden_size"], c["num_hidden_layers"], layers, c["num_attention_heads"])
     names = {}

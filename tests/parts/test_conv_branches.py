@@ -36,7 +36,7 @@ def by_hand(one, u, causal):
             if 0 <= where < len(u):
                 weight = one.kernel.weight[..., offset]
                 total = total + (weight[:, 0] * u[where] if one.map else weight @ u[where])
-        found.append(one.bend(one.map(total) if one.map else total))
+        found.append(one.activate(one.map(total) if one.map else total))
     return torch.stack(found)
 
 

@@ -72,7 +72,7 @@ def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
 
 def test_laplace_meets_relu_squared():
     """In value and slope at sqrt(1/2)."""
-    for bend in gau_file.BENDS.values():
+    for bend in gau_file.ACTIVATIONS.values():
         x = torch.tensor(0.5, dtype=torch.float64).sqrt().requires_grad_()
         y = bend(x)
         (slope,) = torch.autograd.grad(y, x)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from regard.core import Context, learn, multiply, native
+from regard.core import Context
 from regard.core.embed import look_up
 from regard.kernels import cross_entropy as kernel
 from regard.kernels.cross_entropy import cross_entropy
+from regard.native import build, matmul, train
 from regard.parts.feedforwards.mlp import Mlp
 from regard.train.gradients import Gradients
 
@@ -78,10 +79,10 @@ class Small(torch.nn.Module):
 @pytest.mark.parametrize("bend", ["relu", "gelu"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
-    known = native.kernels()
+    known = build.load_kernels()
     if known is not None:
         monkeypatch.setattr(known, "multiplies", own)
-        monkeypatch.setattr(multiply, "LEAST", 1)
+        monkeypatch.setattr(matmul, "LEAST", 1)
     monkeypatch.setattr(kernel, "ROWS", 16)
     ours, theirs = Small(bend), Small(bend)
     gradients = Gradients(list(ours.parameters()))
@@ -91,13 +92,13 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
         gradients.begin()
         theirs.zero_grad()
         for tokens, targets in parts:
-            with learn.adding_to(gradients, 1 / 7):
+            with train.adding_to(gradients, 1 / 7):
                 (ours(tokens, targets, smoothing) / 7).backward()
             (theirs(tokens, targets, smoothing) / 7).backward()
         gradients.end()
         for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
-    assert learn.adds_to(ours.table) == (1.0, None)
+    assert train.adds_to(ours.table) == (1.0, None)
     tokens, targets = parts[0]
     mine, other = (torch.autograd.grad(m(tokens, targets, smoothing), [*m.parameters()]) for m in (ours, theirs))
     assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))  # given back, where nobody adds up
@@ -109,7 +110,7 @@ def test_rows_of_what_is_no_parameter():
     gradients = Gradients([table])
     gradients.begin()
     numbers, weights = torch.tensor([[3, 7, 3]]), torch.randn(1, 3, 3)
-    with learn.adding_to(gradients, 1.0):
+    with train.adding_to(gradients, 1.0):
         (look_up(2 * table, numbers, "tokens") * weights).sum().backward()
     wanted = torch.zeros(20, 3).index_add_(0, numbers[0], 2 * weights[0])
     torch.testing.assert_close(table.grad, wanted)
@@ -120,5 +121,5 @@ def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
     gradients = Gradients(list(model.parameters()))
     gradients.begin()
     tokens = torch.randint(50, (2, 5))
-    with learn.adding_to(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
+    with train.adding_to(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
         model(tokens, tokens, 0.0).backward()

@@ -32,7 +32,7 @@ class Roberta(Encoder):
     }  # fmt: skip
     ignored = (r"embeddings\.position_ids$", r"^(roberta\.)?pooler\.", r"^lm_head\.")
 
-    def bend(self, config: Config, model: dict[str, Any]) -> str:
+    def activation_name(self, config: Config, model: dict[str, Any]) -> str:
         return "gelu"
 
     def recipe(self, config: Config) -> recipe.Recipe:

@@ -14,7 +14,7 @@ ENCODER, DECODER = "model.encoder.layer.0", "model.decoder.layer.0"
 MIXERS = (f"{ENCODER}.mixer", f"{DECODER}.mixer", f"{DECODER}.cross")
 FEEDFORWARDS = (f"{ENCODER}.feedforward", f"{DECODER}.feedforward")
 STACKS = ("model.encoder", "model.decoder")
-BENDS = ACTIVATIONS | {"gated-gelu": "gelu_tanh"}  # what they call gelu there is the approximate one
+T5_ACTIVATIONS = ACTIVATIONS | {"gated-gelu": "gelu_tanh"}  # what they call gelu there is the approximate one
 
 
 def _in(places: tuple[str, ...], entry: str) -> tuple[str, ...]:
@@ -66,12 +66,12 @@ class T5(Family):
 
     def recipe(self, config: Config) -> recipe.Recipe:
         made = super().recipe(config)
-        gated, bend = _read(config["feed_forward_proj"])
+        gated, activation_name = _read(config["feed_forward_proj"])
         if gated:
             made |= {k: v for k, v in recipe.load("t5-v11").items() if k not in ("model", "vocab")}
         for place in FEEDFORWARDS:
             put(made, f"{place}.part", "glu" if gated else "mlp")
-            put(made, f"{place}.activation", bend)
+            put(made, f"{place}.activation", activation_name)
         put(made, "model.tie", "all" if config["tie_word_embeddings"] else "source-target")
         if config["scale_decoder_outputs"]:
             put(made, "model.head", {"part": "vocabulary", "scale": "width"})
@@ -123,16 +123,16 @@ class T5(Family):
 
 
 def _read(said: str) -> tuple[bool, str]:
-    """ "gated-gelu" -> whether there is a gate, and its bend."""
+    """ "gated-gelu" -> whether there is a gate, and its activation."""
     gated, _, name = said.rpartition("-")
-    bend = BENDS.get(said) or BENDS.get(name)
-    if gated not in ("", "gated") or bend is None:
+    activation_name = T5_ACTIVATIONS.get(said) or T5_ACTIVATIONS.get(name)
+    if gated not in ("", "gated") or activation_name is None:
         raise UserError(f"config.json says feed_forward_proj = '{said}', which regard does not know")
-    return bool(gated), bend
+    return bool(gated), activation_name
 
 
-def _said(gated: bool, bend: Any) -> str:
+def _said(gated: bool, activation_name: Any) -> str:
     for name in ("gated-gelu", *(f"gated-{name}" for name in ACTIVATIONS)) if gated else ACTIVATIONS:
-        if _read(name) == (gated, bend):
+        if _read(name) == (gated, activation_name):
             return name
-    raise UserError(f"the feed-forward's activation is '{bend}', which a t5 does not have")
+    raise UserError(f"the feed-forward's activation is '{activation_name}', which a t5 does not have")

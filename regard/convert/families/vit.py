@@ -69,8 +69,8 @@ class Vit(Family):
         made = super().recipe(config)
         if _architecture(config) == "ViTModel":
             dim = config["pooler_output_size"] or config["hidden_size"]
-            bend = self._named(Key("pooler_act", "", ACTIVATIONS), config["pooler_act"])
-            pooler = {"part": "vector", "dim": dim, "pool": "first", "activation": bend, "bias": True}
+            activation_name = self._named(Key("pooler_act", "", ACTIVATIONS), config["pooler_act"])
+            pooler = {"part": "vector", "dim": dim, "pool": "first", "activation": activation_name, "bias": True}
             summary = {"part": "summary", "vector": pooler}
             made["model"]["head"] = summary if config.get("add_pooling_layer", True) else {"part": "none"}
         else:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 from regard.kernels.convolve import centred, slide
 
 
@@ -56,7 +56,7 @@ class ConvMlp(Mixer[Tail]):
             raise UserError(f"with causal = false the sizes must be odd to have a middle, not {size} and {second}")
         self.width, self.causal = width, causal
         self.into, self.out = nn.Conv1d(width, hidden, size, bias=bias), nn.Conv1d(hidden, width, second, bias=bias)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.drop = Dropout(hidden_dropout)
 
     @property
@@ -78,14 +78,14 @@ class ConvMlp(Mixer[Tail]):
         if not self.streams:
             raise UserError("a convolution with causal = false looks ahead, so it does not step")
         hidden, first = slide(self.into, x, state.first, context)
-        y, second = slide(self.out, self.drop(self.bend(hidden)), state.second, context)
+        y, second = slide(self.out, self.drop(self.activate(hidden)), state.second, context)
         return y, Tail(first, second)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.streams:
             return super().forward(x, context)
         hidden = centred(self.into, x, context)
-        return centred(self.out, self.drop(self.bend(hidden)), context)
+        return centred(self.out, self.drop(self.activate(hidden)), context)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         weights = self.into.weight.numel() + self.out.weight.numel()

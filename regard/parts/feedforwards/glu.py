@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Empty, Norm, Pointwise, part
-from regard.core.native import BENDS, Branch, feeding
 from regard.core.product import alone, maps
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activation_function
+from regard.native.decode import ACTIVATIONS, plan_mlp
+from regard.native.structs import FusedBranch
 
 
 class Glu(Pointwise):
@@ -38,25 +39,25 @@ class Glu(Pointwise):
         self.width = width
         self.gate, self.into = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
         self.out = nn.Linear(hidden, width, bias=bias)
-        self.activation, self.bend = activation, bend(activation)
+        self.activation, self.activate = activation, activation_function(activation)
         self.norm = part(Norm, norm, width=hidden)
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if found := alone(self, x, Empty(), context):
             return found[0]
-        return self.out(self.norm(self.drop(self.bend(self.gate(x)) * self.into(x)), context.valid))
+        return self.out(self.norm(self.drop(self.activate(self.gate(x)) * self.into(x)), context.valid))
 
-    def plan(self, x: Tensor, state: Empty, context: Context) -> tuple[Branch, Empty] | None:
+    def plan(self, x: Tensor, state: Empty, context: Context) -> tuple[FusedBranch, Empty] | None:
         modules, norm = self._modules, self.norm
-        plain = self.activation in BENDS and norm.idle and not (self.training and self.drop.rate)
+        plain = self.activation in ACTIVATIONS and norm.idle and not (self.training and self.drop.rate)
         fast = maps(x, *(modules[name] for name in ("gate", "out", "into"))) if plain else None
         if fast is None:
             return None
         gate, out, into = fast
-        return feeding(gate, out, self.activation, x.shape[0] * x.shape[1], into), state
+        return plan_mlp(gate, out, self.activation, x.shape[0] * x.shape[1], into), state
 
-    def replan(self, branch: Branch, x: Tensor, state: Empty, context: Context) -> Empty:
+    def replan(self, branch: FusedBranch, x: Tensor, state: Empty, context: Context) -> Empty:
         return state
 
     def cost(self, length: int, past: int = 0) -> Cost:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 
 
 class Classify(Head):
@@ -43,7 +43,7 @@ class Classify(Head):
             raise UserError(f"classes must be at least 2, not {classes}; for one number there is the head 'regress'")
         self.classes, self.pool = classes, check_pool(pool)
         self.into = None if hidden is None else nn.Linear(width, hidden)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.drop = Dropout(dropout)
         self.out = nn.Linear(hidden or width, classes, bias=bias)
 
@@ -51,7 +51,7 @@ class Classify(Head):
         """(batch, classes)"""
         x = pool(x, context, self.pool)
         if self.into is not None:
-            x = self.bend(self.into(x))
+            x = self.activate(self.into(x))
         return self.out(self.drop(x))
 
     def flops(self, length: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 
 
 class Regress(Head):
@@ -40,7 +40,7 @@ class Regress(Head):
             raise UserError(f"outputs must be at least 1, not {outputs}")
         self.outputs, self.pool = outputs, check_pool(pool)
         self.into = None if hidden is None else nn.Linear(width, hidden)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.drop = Dropout(dropout)
         self.out = nn.Linear(hidden or width, outputs)
 
@@ -48,7 +48,7 @@ class Regress(Head):
         """(batch, outputs)"""
         x = pool(x, context, self.pool)
         if self.into is not None:
-            x = self.bend(self.into(x))
+            x = self.activate(self.into(x))
         return self.out(self.drop(x))
 
     def flops(self, length: int) -> int:

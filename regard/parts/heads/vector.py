@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Head, UserError
 from regard.core.head import check_pool, pool
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 
 
 class Vector(Head):
@@ -40,11 +40,11 @@ class Vector(Head):
             raise UserError(f"dim must be at least 1, not {dim}")
         self.dim, self.pool = dim, check_pool(pool)
         self.out = nn.Linear(width, dim, bias=bias)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(batch, dim)"""
-        return self.bend(self.out(pool(x, context, self.pool)))
+        return self.activate(self.out(pool(x, context, self.pool)))
 
     def flops(self, length: int) -> int:
         return 2 * self.out.weight.numel()

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from regard.core import Context, Head, Norm, UserError, part
 from regard.core.embed import new_table
 from regard.core.product import linear
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 
 
 class Vocabulary(Head):
     """bias:    one number per token, added.
-    hidden:     a map to so many channels, a bend and a norm come first, as in BERT; None: nothing does.
+    hidden:     a linear map to so many channels, an activation and a norm come first, as in BERT; None: nothing does.
     activation: of that layer.
     norm:       of that layer.
     scale:      of the product with the table; "width": 1 / sqrt(width), as T5 has it where it ties.
-    softcap:    scores are bent to stay below this on either side; None: they are free.
+    softcap:    logits are squashed to stay below this on either side; None: they are free.
     spare:      a second bias is kept and never used, as checkpoints do whose head is not tied to the embedding.
     """
 
@@ -43,7 +43,7 @@ class Vocabulary(Head):
         if softcap is not None and softcap <= 0:
             raise UserError(f"softcap must be above 0, not {softcap}")
         self.into = None if hidden is None else nn.Linear(width, hidden)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
         self.norm = part(Norm, "none" if hidden is None else norm, width=hidden or width)
         self.table = new_table(vocab, hidden or width)
         self.bias = nn.Parameter(nn.init.zeros_(torch.empty(vocab))) if bias else None
@@ -59,7 +59,7 @@ class Vocabulary(Head):
     def before(self, x: Tensor, context: Context) -> Tensor:
         """What meets the table: (batch, time, hidden or width)."""
         if self.into is not None:
-            x = self.norm(self.bend(self.into(x)), context.valid)
+            x = self.norm(self.activate(self.into(x)), context.valid)
         return x if self.scale == 1 else x * self.scale
 
     def linear(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None] | None:

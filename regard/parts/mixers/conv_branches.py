@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
 from regard.core.parts import fit
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 from regard.kernels.convolve import centred, slide
 
 
@@ -46,7 +46,7 @@ class Filter(nn.Module):
             self.map = nn.Linear(channels, self.out_channels)
         else:
             self.kernel = nn.Conv1d(channels, self.out_channels, size)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
 
     @property
     def weights(self) -> int:
@@ -62,7 +62,7 @@ class Filter(nn.Module):
         return self._leave(centred(self.kernel, x, context))
 
     def _leave(self, y: Tensor) -> Tensor:
-        return self.bend(y if self.map is None else self.map(y))
+        return self.activate(y if self.map is None else self.map(y))
 
 
 class ConvBranches(Mixer[Recent]):

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Place, Position, UserError
 from regard.core.errors import nearest
 from regard.kernels.cache import write
-from regard.kernels.gated import BENDS, Unit, position_for
+from regard.kernels.gated import ACTIVATIONS, Unit, position_for
 from regard.kernels.segments import pieces
 
 
@@ -69,14 +69,14 @@ class Flash(Mixer[Chunk]):
         place: Place | None = None,
     ):
         super().__init__()
-        if weights not in BENDS:
-            raise UserError(f"unknown weights '{weights}'{nearest(weights, BENDS)}")
+        if weights not in ACTIVATIONS:
+            raise UserError(f"unknown weights '{weights}'{nearest(weights, ACTIVATIONS)}")
         if chunk < 1:
             raise UserError(f"chunk must be at least 1, not {chunk}")
         self.width, self.hidden, self.dim, self.chunk, self.causal = width, hidden or 2 * width, dim, chunk, causal
         usual = {"part": "both", "one": "rotary", "two": {"part": "t5", "bidirectional": not causal}}
         self.position = position_for(usual if position is None else position, place, width, dim)
-        self.bend = BENDS[weights]
+        self.activate = ACTIVATIONS[weights]
         self.unit = Unit(width, self.hidden, dim, 4, bias)
         self.drop = Dropout(weight_dropout)
 
@@ -170,7 +170,7 @@ class Flash(Mixer[Chunk]):
         """Weights (..., n, m) of q (..., n, dim) and k (..., m, dim), at places (rows, n) and (rows, m)."""
         scores = q @ k.mT / self.chunk
         bias = self.position.bias(query_at[:, None, :, None], key_at[:, None, None, :], q)
-        weights = self.bend(scores if bias is None else scores + bias[:, 0])
+        weights = self.activate(scores if bias is None else scores + bias[:, 0])
         return self.drop(weights if allowed is None else weights.masked_fill(~allowed, 0.0))
 
     def _sum(self, keys: Tensor, values: Tensor, some: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     score_ij = a . leaky(W x_i + U x_j)                        in each head, where i looks at j
     y_i      = act( sum over neighbours j of  softmax_j(score_ij)  U x_j )
 
-In gat the bend comes after the vector a, and the score falls apart into a number of i and one of j.
+In gat the activation comes after the vector a, and the score falls apart into a number of i and one of j.
 Brody et al. 2022, "How Attentive are Graph Attention Networks?", arXiv:2105.14491.
 """
 

@@ -23,13 +23,13 @@ from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, P
 from regard.core.errors import nearest
 from regard.kernels import See
 from regard.kernels.cache import grown, write
-from regard.kernels.gated import BENDS, Unit, position_for
+from regard.kernels.gated import ACTIVATIONS, Unit, position_for
 from regard.kernels.reference import soft
 
 BLOCK = 512  # queries at a time, so that no more than that many rows of weights are held
 
 
-WEIGHTS = (*BENDS, "softmax")
+WEIGHTS = (*ACTIVATIONS, "softmax")
 
 
 class Past(NamedTuple):
@@ -150,7 +150,7 @@ class Gau(Mixer[Past]):
         if self.kind == "softmax":
             weights = soft(scores if allowed is None else scores.masked_fill(~allowed, float("-inf")))
         else:
-            weights = BENDS[self.kind](scores)
+            weights = ACTIVATIONS[self.kind](scores)
             weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)
         return self.drop(self.weights(weights))[:, 0] @ values
 

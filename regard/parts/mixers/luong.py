@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap
-from regard.kernels.activation import activation as bend
+from regard.kernels.activation import activation as activate
 from regard.kernels.recurrent import Cells, Last, Look, Source, check_begin, hold, watch_whole
 
 
@@ -40,11 +40,11 @@ class Attentional(nn.Module):
         super().__init__()
         self.look = Look(score, hidden, memory)
         self.out = nn.Linear(memory + hidden, hidden, bias=bias)
-        self.bend = bend(activation)
+        self.activate = activate(activation)
 
     def forward(self, h: Tensor, source: Source, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weights = self.look.weigh(h, source) if given is None else given
-        return self.bend(self.out(torch.cat((self.look.read(weights, source), h), -1))), weights
+        return self.activate(self.out(torch.cat((self.look.read(weights, source), h), -1))), weights
 
 
 class Luong(Mixer[Fed]):

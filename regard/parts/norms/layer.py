@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.core.native import Gauge, gauge
+from regard.native.decode import norm_params
+from regard.native.structs import NormParams
 
 
 class Layer(Norm):
@@ -24,6 +25,6 @@ class Layer(Norm):
         weight, bias = inner._parameters["weight"], inner._parameters["bias"]  # which is faster to ask for
         return torch.layer_norm(x, inner.normalized_shape, weight, bias, inner.eps)
 
-    def gauge(self, x: Tensor) -> Gauge | None:
+    def norm_params(self, x: Tensor) -> NormParams | None:
         inner: nn.LayerNorm = self._modules["inner"]  # type: ignore[assignment]
-        return gauge(x, inner._parameters["weight"], inner._parameters["bias"], inner.eps, True)
+        return norm_params(x, inner._parameters["weight"], inner._parameters["bias"], inner.eps, True)

@@ -8,7 +8,8 @@ Zhang & Sennrich 2019, arXiv:1910.07467.
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.core.native import Gauge, gauge
+from regard.native.decode import norm_params
+from regard.native.structs import NormParams
 
 
 class Rms(Norm):
@@ -23,6 +24,6 @@ class Rms(Norm):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.inner(x)
 
-    def gauge(self, x: Tensor) -> Gauge | None:
+    def norm_params(self, x: Tensor) -> NormParams | None:
         inner: nn.RMSNorm = self._modules["inner"]  # type: ignore[assignment]
-        return gauge(x, inner._parameters["weight"], None, inner.eps, False)
+        return norm_params(x, inner._parameters["weight"], None, inner.eps, False)

@@ -19,9 +19,9 @@ from torch import Tensor, cat
 
 from regard.core import Context, Position, UserError
 from regard.core.errors import nearest
-from regard.core.native import Spin
 from regard.core.parts import fit
 from regard.core.position import angles, speeds, turn
+from regard.native.decode import RotaryTables
 
 
 class Rotary(Position):
@@ -79,13 +79,13 @@ class Rotary(Position):
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self._turn(k, at)
 
-    def spin(self, context: Context, dtype: torch.dtype) -> Spin:
+    def rotary_tables(self, context: Context, dtype: torch.dtype) -> RotaryTables:
         halves = self.layout == "halves"
 
-        def find() -> Spin:
+        def find() -> RotaryTables:
             at = context.positions[:1] if context.last == int(context.positions.min()) else context.positions
             cos, sin = (wave.to(dtype).contiguous() for wave in self.waves(at[:, 0]))
-            return Spin(cos, sin, halves)
+            return RotaryTables(cos, sin, halves)
 
         return context.once(("spin", self.rates, self.strength, halves, dtype), find)
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import build
-from regard.core import Context, native, product, select
-from regard.core.multiply import panels
+import regard
+from regard.core import Context, product, select
+from regard.native import build, decode
+from regard.native.matmul import pack_matrix
 from regard.parts.positions.rotary import Rotary
 from regard.verify import laws
 
-KNOWN = native.kernels()
+KNOWN = build.load_kernels()
 pytestmark = pytest.mark.skipif(KNOWN is None, reason="there is no compiler")
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
 DTYPES = list(CLOSE)
@@ -36,23 +37,23 @@ def test_products(threads, dtype, rows, wide, out, bias, known):
     x, weight = torch.randn(rows, wide, dtype=dtype), torch.randn(out, wide, dtype=dtype)
     add = torch.randn(out, dtype=dtype) if bias else None
     wanted = F.linear(x, weight, add)
-    near(native.apply(known, native.map_of(weight, add), x), wanted)
-    near(native.apply(known, native.map_of(weight, add, panels(known, weight.T).numbers), x), wanted)
+    near(decode.apply(known, decode.linear_params(weight, add), x), wanted)
+    near(decode.apply(known, decode.linear_params(weight, add, pack_matrix(known, weight.T).numbers), x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 40])
-@pytest.mark.parametrize(("bend", "torchs"), [
+@pytest.mark.parametrize(("activation_name", "torchs"), [
     ("identity", lambda x: x), ("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu),
     ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
 ])  # fmt: skip
-def test_feed_forward(threads, dtype, rows, bend, torchs, known):
+def test_feed_forward(threads, dtype, rows, activation_name, torchs, known):
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((rows, 20), (45, 20), (20, 45)))
     x[0] *= 9  # far from 0, too
     wanted = F.linear(torchs(F.linear(x, into)), out)
-    packed = [None, None] if rows < 25 else [panels(known, into.T).numbers, panels(known, out.T).numbers]
-    maps = native.map_of(into, None, packed[0]), native.map_of(out, None, packed[1])
-    near(native.Program([native.feeding(*maps, bend, rows)]).run(known, x), wanted)
+    packed = [None, None] if rows < 25 else [pack_matrix(known, into.T).numbers, pack_matrix(known, out.T).numbers]
+    maps = decode.linear_params(into, None, packed[0]), decode.linear_params(out, None, packed[1])
+    near(decode.Program([decode.plan_mlp(*maps, activation_name, rows)]).run(known, x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +75,7 @@ def test_attention(threads, dtype, dim, heads, groups, added, known):
     if extra is not None:
         extra[..., 0] = True if added == "mask" else 0.5
     wanted = F.scaled_dot_product_attention(q, k, v, extra, scale=1.0, enable_gqa=True)
-    near(native.attend(known, q, k, v, extra).transpose(1, 2), wanted)
+    near(decode.attend(known, q, k, v, extra).transpose(1, 2), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,22 +84,22 @@ def test_keys_that_other_rows_hold(threads, dtype, known):
     held = torch.randint(6, (4, 12))
     own = [t[held[:, :9], torch.arange(9)].transpose(1, 2) for t in (k, v)]
     wanted = F.scaled_dot_product_attention(q, *own, scale=1.0)
-    near(native.attend(known, q, k.transpose(1, 2), v.transpose(1, 2), None, held).transpose(1, 2), wanted)
+    near(decode.attend(known, q, k.transpose(1, 2), v.transpose(1, 2), None, held).transpose(1, 2), wanted)
 
 
 def test_nothing_to_see_gives_nothing(known):
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
     k[:, :, 3] = torch.nan  # nobody looks
     hidden = torch.zeros(1, 1, 1, 5, dtype=torch.bool)
-    assert torch.equal(native.attend(known, q, k, k, hidden), torch.zeros(1, 1, 2, 16))
+    assert torch.equal(decode.attend(known, q, k, k, hidden), torch.zeros(1, 1, 2, 16))
     hidden[..., 1] = True
-    near(native.attend(known, q, k, k, hidden).transpose(1, 2), k[:, :, 1:2])
+    near(decode.attend(known, q, k, k, hidden).transpose(1, 2), k[:, :, 1:2])
 
 
 def test_what_is_not_a_number_stays_none(known):
     q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 5, 16)
     k[:, 0, 3] = torch.nan
-    found = native.attend(known, q, k, k, None)
+    found = decode.attend(known, q, k, k, None)
     assert bool(found[:, :, 0].isnan().all())
     assert not bool(found[:, :, 1].isnan().any())
 
@@ -110,7 +111,7 @@ def test_what_is_not_a_number_stays_none(known):
 def test_likeliest_words(dtype, rows, words, many, bias, known):
     x, table = torch.randn(rows, 20, dtype=dtype), torch.randn(words, 20, dtype=dtype)
     add = 3 * torch.randn(words, dtype=dtype) if bias else None
-    logs, at = native.likeliest(known, x, panels(known, table.T).numbers, add, words, many)
+    logs, at = decode.likeliest(known, x, pack_matrix(known, table.T).numbers, add, words, many)
     every = F.linear(x, table, add).log_softmax(-1)
     wanted = every.topk(many, -1)
     near(logs, wanted.values)
@@ -122,34 +123,34 @@ def test_likeliest_words(dtype, rows, words, many, bias, known):
 def test_scores_far_apart(known):
     """Neither overflow nor loss: what is likely is likely wherever the scores lie."""
     x, table = torch.tensor([[1.0], [-1.0]]), torch.tensor([[500.0], [-400.0], [499.0], [0.0]])
-    logs, at = native.likeliest(known, x, panels(known, table.T).numbers, None, 4, 2)
+    logs, at = decode.likeliest(known, x, pack_matrix(known, table.T).numbers, None, 4, 2)
     assert at.tolist() == [[0, 2], [1, 3]]
     near(logs, torch.tensor([[-math.log1p(math.exp(-1)), -1 - math.log1p(math.exp(-1))], [0.0, -400.0]]))
 
 
 def test_scores_that_are_no_numbers_are_found_out(known):
     table = torch.randn(50, 4)
-    logs, _ = native.likeliest(known, torch.full((2, 4), torch.nan), panels(known, table.T).numbers, None, 50, 3)
+    logs, _ = decode.likeliest(known, torch.full((2, 4), torch.nan), pack_matrix(known, table.T).numbers, None, 50, 3)
     assert bool(logs.isnan().all())
 
 
 def test_who_is_not_served():
     """What learns, what is recorded, other numbers, other kinds side by side."""
     x, learns = torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)
-    assert native.native(x) is KNOWN
-    assert native.native(learns) is None
-    assert native.native(x, learns) is None
+    assert build.inference_kernels(x) is KNOWN
+    assert build.inference_kernels(learns) is None
+    assert build.inference_kernels(x, learns) is None
     with torch.no_grad():
-        assert native.native(x, learns, None) is KNOWN
-    assert native.native(x, x.double()) is None
-    assert native.native(x.half()) is None
-    assert native.native(x.to("meta")) is None
+        assert build.inference_kernels(x, learns, None) is KNOWN
+    assert build.inference_kernels(x, x.double()) is None
+    assert build.inference_kernels(x.half()) is None
+    assert build.inference_kernels(x.to("meta")) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert native.native(x) is None
+        assert build.inference_kernels(x) is None
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False):
-        assert native.native(x) is None
+        assert build.inference_kernels(x) is None
 
 
 def test_weights_that_change_are_seen():
@@ -160,7 +161,7 @@ def test_weights_that_change_are_seen():
 
     def fast():
         with torch.no_grad():
-            return native.apply(KNOWN, *product.maps(x, linear), x[:, 0])
+            return decode.apply(KNOWN, *product.maps(x, linear), x[:, 0])
 
     near(fast(), linear(x)[:, 0].detach())
     with torch.no_grad():
@@ -190,16 +191,16 @@ def test_norms_around_branches(threads, dtype, centres, weight, bias, wide, know
         y = F.rms_norm(x, (wide,), gains[i], 1e-3)
         return y if shifts[i] is None else y + shifts[i]
 
-    made = [native.gauge(x, gain, shift, 1e-3, centres) for gain, shift in zip(gains, shifts, strict=True)]
-    maps = native.map_of(into, None), native.map_of(out, None)
+    made = [decode.norm_params(x, gain, shift, 1e-3, centres) for gain, shift in zip(gains, shifts, strict=True)]
+    maps = decode.linear_params(into, None), decode.linear_params(out, None)
 
     def f(x):
         return F.linear(F.relu(F.linear(x, into)), out)
 
     wanted = x + f(norm(x, 0))
     wanted = norm(norm(wanted + f(wanted), 1), 2)
-    branches = [native.feeding(*maps, "relu", rows) for _ in range(2)]
-    near(native.Program(branches, [(made[0], None), (None, made[1])], made[2]).run(known, x), wanted)
+    branches = [decode.plan_mlp(*maps, "relu", rows) for _ in range(2)]
+    near(decode.Program(branches, [(made[0], None), (None, made[1])], made[2]).run(known, x), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -208,7 +209,7 @@ def test_what_is_hidden_changes_from_step_to_step(threads, dtype, known):
     rows, heads, dim, slots = 4, 3, 16, 9
     x, k, v = torch.randn(rows, 20, dtype=dtype), *(torch.randn(rows, slots, heads, dim, dtype=dtype) for _ in range(2))
     weights = [torch.randn(heads * dim, 20, dtype=dtype) / 4, torch.randn(20, heads * dim, dtype=dtype)]
-    query, last = (native.map_of(weight, None) for weight in weights)
+    query, last = (decode.linear_params(weight, None) for weight in weights)
     hidden, bias = torch.rand(rows, 1, 1, slots) > 0.4, torch.randn(1, heads, 1, slots, dtype=dtype)
     hidden[..., 0] = True
     held = torch.randint(rows, (rows, slots))
@@ -222,14 +223,14 @@ def test_what_is_hidden_changes_from_step_to_step(threads, dtype, known):
     ]:
         added = None if added is None else added[..., :keys]
         if made is None:
-            made = native.looking((query, None, None, last), rows, k, v, 0, 0.3, added, rows_of, keys)
+            made = decode.plan_attention((query, None, None, last), rows, k, v, 0, 0.3, added, rows_of, keys)
         else:
-            native.relook(made, 0, added, rows_of, keys)
+            decode.update_attention(made, 0, added, rows_of, keys)
         q = F.linear(x, weights[0]).view(rows, heads, 1, dim)
         own = [t if rows_of is None else t[held, torch.arange(slots)] for t in (k, v)]
         own = [t[:, :keys].transpose(1, 2) for t in own]
         wanted = F.scaled_dot_product_attention(q, *own, added, scale=0.3)
-        near(native.Program([made]).run(known, x), F.linear(wanted.flatten(1), weights[1]))
+        near(decode.Program([made]).run(known, x), F.linear(wanted.flatten(1), weights[1]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -244,10 +245,12 @@ def test_queries_and_keys_are_turned(threads, dtype, layout, places, known):
     at = torch.tensor(places)[:, None]
     new, wanted_k, wanted_v = (F.linear(x, weight).view(rows, -1, 1, dim) for weight in weights[:3])
     wanted_k = turn.key(wanted_k, at)
-    spin = turn.spin(Context(at), dtype)
-    assert len(spin.cos) == len(set(places))
-    maps = [native.map_of(weight, None) for weight in weights]
-    found = native.Program([native.looking(maps, rows, k, v, slot, 0.3, None, None, 5, 1, spin)]).run(known, x)
+    rotary_tables = turn.rotary_tables(Context(at), dtype)
+    assert len(rotary_tables.cos) == len(set(places))
+    maps = [decode.linear_params(weight, None) for weight in weights]
+    found = decode.Program([decode.plan_attention(maps, rows, k, v, slot, 0.3, None, None, 5, 1, rotary_tables)]).run(
+        known, x
+    )
     near(k[:, slot], wanted_k[:, :, 0])
     near(v[:, slot], wanted_v[:, :, 0])
     sees = F.scaled_dot_product_attention(
@@ -260,14 +263,14 @@ def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, row
     """Scores, and how many branches each call of a kernel took."""
     torch.manual_seed(2)
     given = model.draw(rows, steps)
-    tokens, calls, scores, run = given.pop("tokens"), [], [], native.Program.run
+    tokens, calls, scores, run = given.pop("tokens"), [], [], decode.Program.run
 
     def counted(own, *more):
         calls.append(len(own.branches))
         return run(own, *more)
 
     if monkeypatch:
-        monkeypatch.setattr(native.Program, "run", counted)
+        monkeypatch.setattr(decode.Program, "run", counted)
     with torch.no_grad():
         state = model.start(rows, steps + 2, **given)
         calls.clear()
@@ -286,7 +289,7 @@ WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "ll
 def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monkeypatch):
     """By one call of a kernel, which is indeed what happens; also where rows go and change places."""
     torch.manual_seed(1)
-    model = build(name, size="tiny", vocab=61).eval()
+    model = regard.build(name, size="tiny", vocab=61).eval()
     depth = sum(len(layer.mixers) for layer in model.stack.layers)
 
     def between(at, state):
@@ -306,7 +309,7 @@ def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monke
 @pytest.mark.parametrize("rows", [3, 40])
 def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
     """Weights in place, weights elsewhere, other maps, watchers, and what a fused optimizer does without a word."""
-    model = build("gpt2", size="tiny", vocab=61).eval()
+    model = regard.build("gpt2", size="tiny", vocab=61).eval()
     attention = model.stack.layers[1].branches["mixer"]
     seen = []
 
@@ -342,14 +345,14 @@ def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
 
 
 def test_a_model_that_has_stepped_can_be_copied_and_pickled():
-    model = build("gpt2", size="tiny", vocab=61).eval()
+    model = regard.build("gpt2", size="tiny", vocab=61).eval()
     found = taken(model)[0]
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(taken(other)[0], found)
 
 
 def test_a_cache_is_not_kept_when_nobody_wants_it():
-    model = build("gpt2", size="tiny", vocab=61).eval()
+    model = regard.build("gpt2", size="tiny", vocab=61).eval()
     with torch.no_grad():
         _, state = model.step(torch.zeros(2, 1, dtype=torch.long), model.start(2, 5))
     keys = weakref.ref(state.layers[0][0].keys)
@@ -359,15 +362,15 @@ def test_a_cache_is_not_kept_when_nobody_wants_it():
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama", "t5", "alibi"])
 def test_the_laws_hold_without_them(name, monkeypatch):
-    monkeypatch.setattr(native, "kernels", lambda: None)
-    assert native.native(torch.randn(2)) is None
+    monkeypatch.setattr(build, "load_kernels", lambda: None)
+    assert build.inference_kernels(torch.randn(2)) is None
     torch.manual_seed(1)
-    model = build(name, size="tiny", vocab=61).eval()
+    model = regard.build(name, size="tiny", vocab=61).eval()
     for finding in laws.check(model, without=["edited"]):  # which compares with them
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
 
 
-CODE = "from regard.core import native; print(native.kernels() is None)"
+CODE = "from regard.native import load_kernels; print(load_kernels() is None)"
 
 
 def told(**more):

@@ -4,11 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import build
-from regard.core import learn, multiply, native, product
+import regard
+from regard.core import product
 from regard.core.dropout import STEPS
 from regard.kernels.activation import activation
 from regard.kernels.cross_entropy import cross_entropy
+from regard.native import build, matmul, train
+from regard.native.decode import ACTIVATIONS
 
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-11}
 DTYPES = list(CLOSE)
@@ -63,7 +65,7 @@ def test_attention(threads, known, dtype, many, groups, queries, keys, dim, kind
     if added is not None:
         added[..., 0] = 0.5 if kind == "bias" else True
     causal, scale = kind == "causal", dim**-0.5
-    found = with_gradients(lambda q, k, v: learn.attend(known, q * scale, k, v, added, causal).transpose(1, 2), q, k, v)
+    found = with_gradients(lambda q, k, v: train.attend(known, q * scale, k, v, added, causal).transpose(1, 2), q, k, v)
     wanted = with_gradients(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, added, is_causal=causal, enable_gqa=True), q, k, v
     )
@@ -74,7 +76,7 @@ def test_nothing_to_see_gives_and_teaches_nothing(known):
     q, k, v = (heads(1, 5, 2, 16, torch.float32) for _ in range(3))
     sees = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
     sees[:, :, 2] = False
-    y, *gradients = with_gradients(lambda q, k, v: learn.attend(known, q, k, v, sees), q, k, v)
+    y, *gradients = with_gradients(lambda q, k, v: train.attend(known, q, k, v, sees), q, k, v)
     assert torch.equal(y[:, 2], torch.zeros(1, 2, 16))
     assert torch.equal(gradients[0][:, :, 2], torch.zeros(1, 2, 16))
     assert all(bool(one.isfinite().all()) for one in gradients)
@@ -85,14 +87,14 @@ def test_scores_far_apart(known):
     q, k, v = (heads(1, 30, 2, 16, torch.float64) for _ in range(3))
     for shift in (-700.0, 700.0):
         added = torch.full((1, 1, 1, 30), shift, dtype=torch.float64)
-        moved = with_gradients(lambda q, k, v, more=added: learn.attend(known, 9 * q, k, v, more), q, k, v)
-        near(moved, with_gradients(lambda q, k, v: learn.attend(known, 9 * q, k, v, None), q, k, v))
+        moved = with_gradients(lambda q, k, v, more=added: train.attend(known, 9 * q, k, v, more), q, k, v)
+        near(moved, with_gradients(lambda q, k, v: train.attend(known, 9 * q, k, v, None), q, k, v))
 
 
 def ours_or_torchs(monkeypatch, known, own):
     """Products by kernels of our own, however few the rows; or none of them."""
     monkeypatch.setattr(known, "multiplies", own)
-    monkeypatch.setattr(multiply, "LEAST", 1)
+    monkeypatch.setattr(matmul, "LEAST", 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,7 +120,7 @@ def test_attention_with_its_maps(threads, known, dtype, across, biased, own, mon
         memory, *rest = rest if across else (None, *rest)
         given = dict(zip(biased, rest[4:], strict=True))
         every = [t for letter, weight in zip(sizes, rest[:4], strict=True) for t in (weight, given.get(letter))]
-        return learn.attention(known, x, memory, every, (4, 2), 0.3, added, causal)
+        return train.attention(known, x, memory, every, (4, 2), 0.3, added, causal)
 
     def torchs(x, *rest):
         memory, *rest = rest if across else (x, *rest)
@@ -138,11 +140,11 @@ def test_attention_teaches_only_who_learns(known, monkeypatch):
     x, *maps = (torch.randn(size) for size in ((2, 5, 8), *[(8, 8)] * 4))
     every = [t for weight in maps for t in (weight, None)]
     maps[1].requires_grad_()
-    y = learn.attention(known, x, None, every, (2, 2), 1.0, None, True)
+    y = train.attention(known, x, None, every, (2, 2), 1.0, None, True)
     (alone,) = torch.autograd.grad(y.sum(), [maps[1]])
     for tensor in (x, *maps):
         tensor.requires_grad_()
-    y = learn.attention(known, x, None, every, (2, 2), 1.0, None, True)
+    y = train.attention(known, x, None, every, (2, 2), 1.0, None, True)
     assert torch.equal(alone, torch.autograd.grad(y.sum(), [x, *maps])[2])
 
 
@@ -151,24 +153,24 @@ def test_attention_teaches_only_who_learns(known, monkeypatch):
 def test_a_map(threads, known, dtype, own, monkeypatch):
     ours_or_torchs(monkeypatch, known, own)
     x, weight, bias = (torch.randn(size, dtype=dtype, requires_grad=True) for size in ((2, 13, 20), (45, 20), (45,)))
-    near(with_gradients(lambda *t: learn.linear(known, *t), x, weight, bias), with_gradients(F.linear, x, weight, bias))
+    near(with_gradients(lambda *t: train.linear(known, *t), x, weight, bias), with_gradients(F.linear, x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bend", native.BENDS)
+@pytest.mark.parametrize("activation_name", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("own", [True, False])
-def test_feed_forward(threads, known, dtype, bend, bias, own, monkeypatch):
+def test_feed_forward(threads, known, dtype, activation_name, bias, own, monkeypatch):
     ours_or_torchs(monkeypatch, known, own)
     x, into, out = (torch.randn(*size, dtype=dtype) for size in ((2, 13, 20), (45, 20), (17, 45)))
     x[0, 0] *= 9  # far from 0, too
     tensors = [x, into, out, *(torch.randn(n, dtype=dtype) for n in (45, 17) if bias)]
     for tensor in tensors:
         tensor.requires_grad_()
-    function = activation(bend) if bend != "identity" else lambda h: h
+    function = activation(activation_name) if activation_name != "identity" else lambda h: h
 
     def ours(x, into, out, add=None, last=None):
-        return learn.mlp(known, x, into, add, bend, out, last)
+        return train.mlp(known, x, into, add, activation_name, out, last)
 
     def torchs(x, into, out, add=None, last=None):
         return F.linear(function(F.linear(x, into, add)), out, last)
@@ -182,14 +184,14 @@ def test_dropout(threads, known, dtype, many):
     """What is kept forth is kept back, and nothing else; the same wherever the cores' shares begin."""
     x, stream = (torch.randn(many, dtype=dtype, requires_grad=True) for _ in range(2))
     torch.manual_seed(4)
-    y, dx, dstream = with_gradients(lambda x, s: learn.drop(known, x, s, STEPS // 4, 4 / 3), x, stream)
+    y, dx, dstream = with_gradients(lambda x, s: train.drop(known, x, s, STEPS // 4, 4 / 3), x, stream)
     up = torch.randn(many, generator=torch.Generator().manual_seed(3), dtype=dtype)
     kept = dx != 0
     near([dx, dstream, y], [up * kept * 4 / 3, up, (stream + x * kept * 4 / 3).detach()])
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     torch.manual_seed(4)
-    assert torch.equal(learn.drop(known, x, stream, STEPS // 4, 4 / 3), y)
+    assert torch.equal(train.drop(known, x, stream, STEPS // 4, 4 / 3), y)
     torch.set_num_threads(before)
     assert many < 1000 or 200 < int((~kept).sum()) < 300
 
@@ -197,7 +199,7 @@ def test_dropout(threads, known, dtype, many):
 def test_dropout_is_the_same_in_both_kinds_of_numbers(known):
     def kept(dtype):
         torch.manual_seed(1)
-        return learn.drop(known, torch.ones(999, dtype=dtype), None, STEPS // 2, 2.0) != 0
+        return train.drop(known, torch.ones(999, dtype=dtype), None, STEPS // 2, 2.0) != 0
 
     assert torch.equal(kept(torch.float32), kept(torch.float64))
 
@@ -209,7 +211,7 @@ def test_powers(threads, known, dtype, words, bias):
     rows, goal = 30 * torch.randn(7, words, dtype=dtype), torch.randint(words, (7, 1))
     add = torch.randn(words, dtype=dtype) if bias else None
     logits = rows if add is None else rows + add / torch.tensor(2.0, dtype=dtype).log()
-    top, mass, right = learn.powers(known, made := rows.clone(), add, goal)
+    top, mass, right = train.powers(known, made := rows.clone(), add, goal)
     e = (logits - logits.amax(1, keepdim=True)).exp2()
     near([top, mass, right, made], [logits.amax(1, keepdim=True), e.sum(1, keepdim=True), logits.gather(1, goal), e])
 
@@ -226,7 +228,7 @@ def test_scores_that_are_no_numbers_are_found_out():
 def test_models_learn_the_same_without_them(name, monkeypatch):
     """Loss and gradients of a whole model, ragged rows included."""
     torch.manual_seed(0)
-    model = build(name, size="tiny", vocab=61).eval()
+    model = regard.build(name, size="tiny", vocab=61).eval()
     tokens = torch.randint(4, 61, (3, 11))
     valid = torch.arange(11) < torch.tensor([[11], [4], [7]])
     more = {} if model.encoder is None else {"source": tokens[:, :9], "source_valid": valid[:, :9]}
@@ -237,10 +239,12 @@ def test_models_learn_the_same_without_them(name, monkeypatch):
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     ran = []
-    monkeypatch.setattr(learn, "_see", lambda *given, real=learn._see, **named: ran.append(1) or real(*given, **named))
+    monkeypatch.setattr(
+        train, "_see", lambda *given, real=train._call_attention, **named: ran.append(1) or real(*given, **named)
+    )
     ours = gradients()
-    assert ran or native.kernels() is None or name == "t5"  # whose biases learn
-    monkeypatch.setattr(native, "kernels", lambda: None)
+    assert ran or build.load_kernels() is None or name == "t5"  # whose biases learn
+    monkeypatch.setattr(build, "load_kernels", lambda: None)
     seen = len(ran)
     near(ours, gradients())
     assert len(ran) == seen
@@ -249,7 +253,7 @@ def test_models_learn_the_same_without_them(name, monkeypatch):
 def test_who_is_not_served(monkeypatch):
     """Maps that somebody watches, and maps that are more than that."""
     x, one, two = torch.randn(2, 3, 5), torch.nn.Linear(5, 8), torch.nn.Linear(8, 5)
-    known = native.kernels()
+    known = build.load_kernels()
     assert product.learns(x, one, two) is known
     with torch.no_grad():
         assert product.learns(x, one, two) is known

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.core import native, product
+from regard.core import product
 from regard.core.product import Linear, is_plain_linear, linear, own_maps
+from regard.native import build
 from regard.verify import laws
 
 
@@ -29,11 +30,11 @@ def test_as_torch(threads, shape, out, bias):
     torch.testing.assert_close(found, F.linear(x, weight, add), rtol=0, atol=1e-12)
 
 
-@pytest.mark.skipif(native.kernels() is None, reason="there is no compiler")
+@pytest.mark.skipif(build.load_kernels() is None, reason="there is no compiler")
 def test_is_used(threads, monkeypatch):
     """For few rows alone."""
     ran = []
-    monkeypatch.setattr(native, "apply", lambda *given, real=native.apply: ran.append(1) or real(*given))
+    monkeypatch.setattr(product, "apply", lambda *given, real=product.apply: ran.append(1) or real(*given))
     for rows in (2, product.FEW, product.FEW + 1):
         linear(torch.randn(rows, 5), torch.randn(8, 5))
     assert len(ran) == 2

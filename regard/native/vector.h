@@ -114,7 +114,7 @@ INLINE Of<double>::Vector power(Of<double>::Vector x) {
 }
 
 // The bends of feed-forwards, by the numbers that core/native.py gives them.
-template <typename Real> INLINE Real bend(Real x, int how) {
+template <typename Real> INLINE Real activation(Real x, int how) {
     switch (how) {
     case 1: return x > 0 ? x : x != x ? x : Real(0);  // relu
     case 2: return Real(0.5) * x * (1 + Real(erf(x * Real(0.7071067811865476))));  // gelu
@@ -136,7 +136,7 @@ INLINE Of<float>::Vector erf_rest(Of<float>::Vector x, Of<float>::Vector e) {
     y = y * t - 0.284496736f;
     return (y * t + 0.254829592f) * t * e;
 }
-INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
+INLINE Of<float>::Vector activation(Of<float>::Vector x, int how) {
     typedef Of<float>::Vector Vector;
     const Vector zero = {};
     if (how == 3) return 0.5f * x * (1 + tanh_of(0.7978845608f * (x + 0.044715f * x * x * x)));
@@ -152,11 +152,11 @@ INLINE Of<float>::Vector bend(Of<float>::Vector x, int how) {
 }
 INLINE void bends(const float *x, float *y, long many, int how) {
     long i = 0;
-    for (; i + lanes<float>() <= many; i += lanes<float>()) *(Of<float>::Loose *)(y + i) = bend(load(x + i), how);
-    for (; i < many; i++) y[i] = bend(x[i], how);
+    for (; i + lanes<float>() <= many; i += lanes<float>()) *(Of<float>::Loose *)(y + i) = activation(load(x + i), how);
+    for (; i < many; i++) y[i] = activation(x[i], how);
 }
 INLINE void bends(const double *x, double *y, long many, int how) {
-    for (long i = 0; i < many; i++) y[i] = bend(x[i], how);
+    for (long i = 0; i < many; i++) y[i] = activation(x[i], how);
 }
 
 INLINE long up(long many, long step) { return (many + step - 1) / step * step; }
@@ -172,7 +172,8 @@ template <typename Real> INLINE void turned8(const Real *x, long step, Real *y, 
 INLINE void turned8(const float *x, long step, float *y, long line) {
     __m256 a[8], b[8];
     for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps(x + r * step);
-    for (int r = 0; r < 8; r += 2) b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+    for (int r = 0; r < 8; r += 2)
+        b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]), b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
     for (int r = 0; r < 8; r += 4)
         for (int i = 0; i < 2; i++) {
             a[r + 2 * i] = _mm256_shuffle_ps(b[r + i], b[r + i + 2], 0x44);
@@ -185,12 +186,12 @@ INLINE void turned8(const float *x, long step, float *y, long line) {
 }
 #endif
 
-// A tile of a product, in registers: found[r][j] = sum over k of x[r, k] p[k, j], for ROWS rows of x and a panel p. Rows
-// lie `step` apart, and those at `next` are fetched meanwhile; or, ACROSS, side by side for every k, and a step is from k
-// to k.
-template <typename Real, bool ACROSS>
-INLINE void tile(const Real *x, long step, const Real *panel, long deep, typename Of<Real>::Vector (*found)[PANEL],
-                 const Real *next = 0) {
+// A tile of a product, in registers: found[r][j] = sum over k of x[r, k] p[k, j], for ROWS rows of x and a panel p.
+// Rows lie `step` apart, and those at `next` are fetched meanwhile; or, ACROSS, side by side for every k, and a step is
+// from k to k.
+template <typename Real, bool ACROSS> INLINE void tile(const Real *x, long step, const Real *panel, long deep,
+                                                       typename Of<Real>::Vector (*found)[PANEL],
+                                                       const Real *next = 0) {
     typedef typename Of<Real>::Vector Vector;
     const int lane = lanes<Real>(), line = LINE / sizeof(Real);
     Vector s[ROWS][PANEL] = {};
@@ -219,13 +220,13 @@ INLINE void tile(const Real *x, long step, const Real *panel, long deep, typenam
         for (int j = 0; j < PANEL; j++) found[r][j] = s[r][j];
 }
 
-// The bend of x, and what it does to a small change of x.
-template <typename Real> struct Bent {
+// The activation of x, and what it does to a small change of x.
+template <typename Real> struct Activation {
     Real value, slope;
 };
-INLINE Bent<double> bent(double x, int how) {
+INLINE Activation<double> activated(double x, int how) {
     switch (how) {
-    case 1: return {bend(x, how), x > 0 ? 1. : 0.};
+    case 1: return {activation(x, how), x > 0 ? 1. : 0.};
     case 2: {
         double half = 0.5 * (1 + erf(x * 0.7071067811865476));
         return {x * half, half + x * 0.3989422804014327 * exp(-x * x / 2)};
@@ -242,11 +243,12 @@ INLINE Bent<double> bent(double x, int how) {
     default: return {x, 1.};
     }
 }
-INLINE Bent<Of<float>::Vector> bent(Of<float>::Vector x, int how) {
+INLINE Activation<Of<float>::Vector> activated(Of<float>::Vector x, int how) {
     typedef Of<float>::Vector Vector;
     const Vector zero = {};
     if (how == 2) {
-        Vector size = x < 0 ? -x : x, e = power(-0.5f * bits<float> * x * x), half = 0.5f * erf_rest(size * 0.70710678f, e);
+        Vector size = x < 0 ? -x : x, e = power(-0.5f * bits<float> * x * x),
+               half = 0.5f * erf_rest(size * 0.70710678f, e);
         half = x < 0 ? half : 1 - half;
         return {x * half, half + x * 0.39894228f * e};
     }
@@ -258,24 +260,24 @@ INLINE Bent<Of<float>::Vector> bent(Of<float>::Vector x, int how) {
         Vector e = power(-bits<float> * (x < 0 ? -x : x)), s = (x < 0 ? e : zero + 1) / (1 + e);
         return {x * s, s * (1 + x * (1 - s))};
     }
-    return how == 1 ? Bent<Vector>{x < 0 ? zero : x, x > 0 ? zero + 1 : zero} : Bent<Vector>{x, zero + 1};
+    return how == 1 ? Activation<Vector>{x < 0 ? zero : x, x > 0 ? zero + 1 : zero} : Activation<Vector>{x, zero + 1};
 }
 
-// d = d times the slope at x, and y = the bend of x.
-INLINE void unbend(const float *x, float *y, float *d, long many, int how) {
+// d = d times the slope at x, and y = the activation of x.
+INLINE void activation_backward(const float *x, float *y, float *d, long many, int how) {
     const long lane = lanes<float>(), whole = many / lane * lane;
     for (long i = 0; i < whole; i += lane) {
-        const auto one = bent(load(x + i), how);
+        const auto one = activated(load(x + i), how);
         put(d + i, load(d + i) * one.slope), put(y + i, one.value);
     }
     for (long i = whole; i < many; i++) {
-        const auto one = bent((double)x[i], how);
+        const auto one = activated((double)x[i], how);
         d[i] *= (float)one.slope, y[i] = (float)one.value;
     }
 }
-INLINE void unbend(const double *x, double *y, double *d, long many, int how) {
+INLINE void activation_backward(const double *x, double *y, double *d, long many, int how) {
     for (long i = 0; i < many; i++) {
-        const auto one = bent(x[i], how);
+        const auto one = activated(x[i], how);
         d[i] *= one.slope, y[i] = one.value;
     }
 }

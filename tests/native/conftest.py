@@ -7,10 +7,10 @@ import shutil
 import pytest
 import torch
 
-from regard.core import native
+from regard.native import build
 
 OTHERS = ["-march=x86-64", "-march=haswell"]
-COMPILER = next(filter(None, map(shutil.which, native.COMPILERS)), None)
+COMPILER = next(filter(None, map(shutil.which, build.COMPILERS)), None)
 
 
 @pytest.fixture(params=["this machine", *OTHERS], scope="module")
@@ -18,18 +18,18 @@ def known(request):
     if COMPILER is None:
         pytest.skip("there is no compiler")
     if request.param == "this machine":
-        found = native.kernels()
+        found = build.load_kernels()
         assert found is not None, "there is a compiler, and it does not compile them"
         return found
-    if platform.machine() != "x86_64" or "avx2" not in native._processor():
+    if platform.machine() != "x86_64" or "avx2" not in build._processor():
         pytest.skip("made for other CPUs")
-    return native.Kernels(ctypes.CDLL(str(native._compiled([COMPILER, *native.FLAGS, request.param, "-fopenmp"]))))
+    return build.Kernels(ctypes.CDLL(str(build._compiled([COMPILER, *build.FLAGS, request.param, "-fopenmp"]))))
 
 
 @pytest.fixture(params=[1, 2])
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(native, "SMALL", 1)  # all work is for all cores
+    monkeypatch.setattr(build, "SMALL", 1)  # all work is for all cores
     yield request.param
     torch.set_num_threads(before)

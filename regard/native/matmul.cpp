@@ -1,8 +1,8 @@
 // y = x p for many rows, and maybe more than that while it is still near, for CPUs that torch's library was not made
-// for. What is multiplied by lies in panels, made once; rows are read where they are. Called by core/multiply.py, and tested
-// against torch. Memory is the caller's; nothing is allocated, nothing is kept.
+// for. What is multiplied by lies in panels, made once; rows are read where they are. Called by core/multiply.py, and
+// tested against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
-#include "native.h"
+#include "vector.h"
 
 // Numbers that are taken at a time, so that they stay in the caches: of what is summed up; rows.
 enum { DEEP = 384, HIGH = 120 };
@@ -35,11 +35,11 @@ static void pack(const Real *p, Real *to, long deep, long wide, long down, long 
     }
 }
 
-template <typename Real> struct Times {
+template <typename Real> struct MatmulArgs {
     const Real *x, *panels, *bias;  // (rows, deep), in any order; as `pack` has them; (wide)
     Real *y, *room;  // (rows, wide); (threads, HIGH * DEEP)
-    const Real *hidden;  // (rows, wide), as y lies: y becomes y times the slope of the bend there
-    Real *bent;  // the bend of hidden; without hidden, of y
+    const Real *hidden;  // (rows, wide), as y lies: y becomes y times the slope of the activation there
+    Real *activated;  // the activation of hidden; without hidden, of y
     int64_t rows, wide, deep, x_row, x_deep, y_row, adds, how, threads;  // adds: to what y holds
 };
 
@@ -79,20 +79,21 @@ static __attribute__((noinline)) void times(const Real *x, long step, const Real
 }
 
 // What else happens to some rows of y, which have just been made.
-template <typename Real> static void finish(const Times<Real> &a, long first, long rows, long column, long some) {
+template <typename Real> static void finish(const MatmulArgs<Real> &a, long first, long rows, long column, long some) {
     for (long r = first; r < first + rows; r++) {
         const long at = r * a.y_row + column;
         if (a.hidden)
-            unbend(a.hidden + at, a.bent + at, a.y + at, some, a.how);
+            activation_backward(a.hidden + at, a.activated + at, a.y + at, some, a.how);
         else
-            bends(a.y + at, a.bent + at, some, a.how);
+            bends(a.y + at, a.activated + at, some, a.how);
     }
 }
 
-template <typename Real> static void multiply(const Times<Real> &a, Share own) {
+template <typename Real> static void multiply(const MatmulArgs<Real> &a, Share own) {
     const long panel = PANEL * lanes<Real>(), tiles = (a.rows + ROWS - 1) / ROWS, panels = (a.wide + panel - 1) / panel;
     const bool by_rows = tiles >= panels, near = a.wide * a.deep * (long)sizeof(Real) < LARGE;
-    const long top = by_rows ? own.begin(tiles) * ROWS : 0, end = least(by_rows ? own.end(tiles) * ROWS : a.rows, a.rows);
+    const long top = by_rows ? own.begin(tiles) * ROWS : 0,
+               end = least(by_rows ? own.end(tiles) * ROWS : a.rows, a.rows);
     const long left = by_rows ? 0 : own.begin(panels) * panel;
     const long right = least(by_rows ? a.wide : own.end(panels) * panel, a.wide);
     const long high = cut(end - top, HIGH, ROWS), down = cut(a.deep, DEEP, 8);
@@ -123,7 +124,7 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
                                       adds, bias, 0);
             }
         }
-        if (a.bent && k + deep == a.deep) finish(a, m, rows, left, right - left);
+        if (a.activated && k + deep == a.deep) finish(a, m, rows, left, right - left);
     }
 }
 
@@ -132,7 +133,7 @@ template <typename Real> static void multiply(const Times<Real> &a, Share own) {
     void pack_##name(const Real *p, Real *to, long deep, long wide, long down, long beside, int threads) {             \
         spread(threads, [=](Share own) { pack(p, to, deep, wide, down, beside, own); });                               \
     }                                                                                                                  \
-    void multiply_##name(const Times<Real> *a) {                                                                       \
+    void multiply_##name(const MatmulArgs<Real> *a) {                                                                  \
         spread(a->threads, [=](Share own) { multiply(*a, own); });                                                     \
     }                                                                                                                  \
     long piece_##name(void) { return HIGH * DEEP; }                                                                    \
@@ -141,7 +142,7 @@ KERNELS(float, float32)
 KERNELS(double, float64)
 
 // Whether products are faster here than in torch's library, which was made for the CPUs of another maker.
-extern "C" int multiplies(void) {
+extern "C" int prefers_own_matmul(void) {
 #if defined(__x86_64__) && defined(__AVX2__) && defined(__FMA__)
     __builtin_cpu_init();
     return __builtin_cpu_is("amd") != 0;
@@ -149,3 +150,6 @@ extern "C" int multiplies(void) {
     return 0;
 #endif
 }
+
+// The bytes of each struct that structs.py mirrors, in its order.
+extern "C" int struct_size_matmul(int which) { return which == 0 ? sizeof(MatmulArgs<double>) : 0; }

@@ -1,4 +1,4 @@
-"""Learning on a CPU with kernels of our own, learn.cpp: the same as torch's operations and their gradients, with
+"""Learning on a CPU with kernels of our own, train.cpp: the same as torch's operations and their gradients, with
 less memory to write and to read again.
 
 Attention keeps no weights, feed-forwards keep one vector of hidden channels and not two, and dropout keeps a number.
@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import Structure, c_double, c_int64, c_void_p
 from typing import Any, Protocol
 
 import torch
@@ -19,25 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import native
-from .multiply import Panels, bent_product, panels, pays, product, product_into, unbent_product
-from .native import Kernels
-
-ADDS = ("q_add", "k_add", "v_add")
-
-
-class Seen(Structure):
-    """As learn.cpp has it."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")),
-        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "dim", "causal", "hides")),
-        *((name, c_int64) for name in ("room_step", "threads")),
-        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
-        ("added_step", c_int64 * 4),
-        ("scale", c_double),
-        *((name, c_void_p) for name in ADDS),
-    )
+from .build import Kernels, threads_for
+from .matmul import (
+    PackedMatrix,
+    activated_product,
+    activation_backward_product,
+    pack_matrix,
+    pays,
+    product,
+    product_into,
+)
+from .structs import ADDS, TrainAttentionArgs
 
 
 def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool = False) -> Tensor:
@@ -53,7 +44,7 @@ class _Attend(torch.autograd.Function):
         y, mass = q.new_empty(batch, queries, heads, dim), q.new_empty(batch, heads, 2, queries)
         ctx.known, ctx.causal = known, causal
         ctx.save_for_backward(q, k, v, added, y, mass)
-        _see("see", known, q, k, v, added, causal, 1.0, y=y, mass=mass)
+        _call_attention("attention_forward", known, q, k, v, added, causal, 1.0, y=y, mass=mass)
         return y
 
     @staticmethod
@@ -63,11 +54,11 @@ class _Attend(torch.autograd.Function):
         dq = torch.empty_like(y)
         dk, dv = (q.new_empty(k.shape[0], k.shape[2], k.shape[1], k.shape[3]) for _ in range(2))
         more = {"y": y, "mass": mass, "dy": dy.contiguous(), "dq": dq, "dk": dk, "dv": dv}
-        _see("unsee", ctx.known, q, k, v, added, ctx.causal, 1.0, **more)
+        _call_attention("attention_backward", ctx.known, q, k, v, added, ctx.causal, 1.0, **more)
         return None, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), None, None
 
 
-def _see(
+def _call_attention(
     name: str,
     known: Kernels,
     q: Tensor,
@@ -85,14 +76,14 @@ def _see(
     if added is not None:
         added = added.expand(batch, heads, queries, keys)
         hides, steps = added.dtype == torch.bool, added.stride()  # type: ignore[assignment]
-    seen = Seen(
+    seen = TrainAttentionArgs(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), added=None if added is None else added.data_ptr(),
         batch=batch, heads=heads, groups=groups, queries=queries, keys=keys, dim=dim, causal=causal, hides=hides,
-        threads=min(native.threads(batch * heads * queries * keys * dim), batch * groups), q_step=q.stride()[:3],
+        threads=min(threads_for(batch * heads * queries * keys * dim), batch * groups), q_step=q.stride()[:3],
         k_step=k.stride()[:3], v_step=v.stride()[:3], added_step=steps, scale=scale,
         **{what: tensor.data_ptr() for what, tensor in more.items() if tensor is not None},
     )  # fmt: skip
-    seen.room_step = known.named["room", q.dtype](ctypes.byref(seen))
+    seen.room_step = known.named["attention_workspace", q.dtype](ctypes.byref(seen))
     room = q.new_empty(seen.threads * seen.room_step)
     seen.room = room.data_ptr()
     known.named[name, q.dtype](ctypes.byref(seen))
@@ -128,7 +119,19 @@ class _Attention(torch.autograd.Function):
         batch, _, queries, dim = q.shape
         y, mass = x.new_empty(batch, queries, heads[0] * dim), x.new_empty(batch, heads[0], 2, queries)
         adds = [None if bias is None else bias.contiguous() for bias in biases[:3]]  # while they are read
-        _see("see", known, q, k, v, added, causal, scale, y=y, mass=mass, **dict(zip(ADDS, adds, strict=True)))
+        _call_attention(
+            "attention_forward",
+            known,
+            q,
+            k,
+            v,
+            added,
+            causal,
+            scale,
+            y=y,
+            mass=mass,
+            **dict(zip(ADDS, adds, strict=True)),
+        )
         ctx.given = known, scale, causal
         ctx.save_for_backward(rows, source, q, k, v, added, y, mass, *weights, *adds)
         return product(known, y.view(-1, y.shape[-1]), *into[3]).view(*x.shape[:-1], -1)
@@ -143,7 +146,7 @@ class _Attention(torch.autograd.Function):
         up = dy.reshape(-1, dy.shape[-1])
         dq, dk, dv = (t.new_empty(t.shape[0], t.shape[2], t.shape[1] * t.shape[3]) for t in (q, k, v))
         more = {"y": y, "mass": mass, "dy": product(known, up, maps[3]), "dq": dq, "dk": dk, "dv": dv}
-        _see("unsee", known, q, k, v, added, causal, scale, **more, **adds)
+        _call_attention("attention_backward", known, q, k, v, added, causal, scale, **more, **adds)
         ups = [*(d.view(-1, d.shape[-1]) for d in (dq, dk, dv)), up]
         dx = product(known, ups[0], maps[0]) if wanted[1] else None
         dmemory = product(known, ups[1], maps[1]) if across and wanted[2] else None
@@ -160,10 +163,10 @@ class _Attention(torch.autograd.Function):
 
 
 def mlp(
-    known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, bend: str, out: Tensor, last: Tensor | None
+    known: Kernels, x: Tensor, into: Tensor, add: Tensor | None, activation: str, out: Tensor, last: Tensor | None
 ) -> Tensor:
-    """x (..., width) -> out bend(into x + add) + last"""
-    return _Mlp.apply(known, x, into, add, bend, out, last)
+    """x (..., width) -> out activation(into x + add) + last"""
+    return _Mlp.apply(known, x, into, add, activation, out, last)
 
 
 class _Mlp(torch.autograd.Function):
@@ -174,22 +177,22 @@ class _Mlp(torch.autograd.Function):
         x: Tensor,
         into: Tensor,
         add: Tensor | None,
-        bend: str,
+        activation: str,
         out: Tensor,
         last: Tensor | None,
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        hidden, bent = bent_product(known, rows, into.T, add, bend)
-        ctx.known, ctx.bend = known, bend
+        hidden, activated = activated_product(known, rows, into.T, add, activation)
+        ctx.known, ctx.activation = known, activation
         ctx.save_for_backward(rows, hidden, into, out)
-        return product(known, bent, out.T, last).view(*x.shape[:-1], out.shape[0])
+        return product(known, activated, out.T, last).view(*x.shape[:-1], out.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
         rows, hidden, into, out = ctx.saved_tensors
         up = dy.reshape(-1, dy.shape[-1])
-        down, bent = unbent_product(ctx.known, up, out, hidden, ctx.bend)
+        down, activated = activation_backward_product(ctx.known, up, out, hidden, ctx.activation)
         wanted = ctx.needs_input_grad
         return (
             None,
@@ -197,7 +200,7 @@ class _Mlp(torch.autograd.Function):
             gather(ctx.known, (rows, down, into))[0] if wanted[2] else None,
             down.sum(0) if wanted[3] else None,
             None,
-            gather(ctx.known, (bent, up, out))[0] if wanted[5] else None,
+            gather(ctx.known, (activated, up, out))[0] if wanted[5] else None,
             up.sum(0) if wanted[6] else None,
         )
 
@@ -268,10 +271,10 @@ def gather(known: Kernels, *asked: tuple[Tensor, Tensor, Tensor]) -> list[Tensor
     """up^T x, the gradient of a weight (out, in), for each x, up and weight; None when it was added to what is there.
     An x that comes again is laid out once."""
     grads: list[Tensor | None] = []
-    often, laid = Counter(id(x) for x, _, _ in asked), dict[int, Panels]()
+    often, laid = Counter(id(x) for x, _, _ in asked), dict[int, PackedMatrix]()
     for x, up, weight in asked:
         if often[id(x)] > 1 and id(x) not in laid and pays(known, len(x), weight):
-            laid[id(x)] = panels(known, x)
+            laid[id(x)] = pack_matrix(known, x)
         room = adds_to(weight)[1]
         to = up.new_empty(weight.shape) if room is None else room
         made = product_into(known, up.T, x, to, room is not None, laid.get(id(x)))
@@ -326,7 +329,7 @@ def _dropped(x: Tensor, stream: Tensor | None, known: Kernels, dropped: int, sca
     y = torch.empty_like(x)
     known.named["drop", x.dtype](
         x.data_ptr(), None if stream is None else stream.data_ptr(), y.data_ptr(), x.numel(), dropped, scale, seed,
-        native.threads(x.numel()),
+        threads_for(x.numel()),
     )  # fmt: skip
     return y
 
@@ -338,6 +341,6 @@ def powers(known: Kernels, rows: Tensor, bias: Tensor | None, goal: Tensor) -> t
     bias = None if bias is None else bias.contiguous()
     known.named["powers", rows.dtype](
         rows.data_ptr(), None if bias is None else bias.data_ptr(), goal.data_ptr(), top.data_ptr(), mass.data_ptr(),
-        right.data_ptr(), *rows.shape, native.threads(rows.numel()),
+        right.data_ptr(), *rows.shape, threads_for(rows.numel()),
     )  # fmt: skip
     return top, mass, right

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from regard.core import native
+from regard.native import build
 
-pytestmark = pytest.mark.skipif(native.kernels() is None, reason="there is no compiler")
+pytestmark = pytest.mark.skipif(build.load_kernels() is None, reason="there is no compiler")
 
 COMPILER = """#!/bin/sh
 while [ "$1" != -o ]; do shift; done
 case "$2" in *.so) echo built >> "{log}"; sleep {seconds}; cp "{library}" "$2";; *) : > "$2";; esac
 """
-LOAD = "from regard.core import native; known = native.kernels(); print(known.rows, known.state)"
+LOAD = "from regard.native import load_kernels; known = load_kernels(); print(known.rows, known.state)"
 
 
 class Cache:
@@ -30,9 +30,9 @@ class Cache:
         self.root, self.log, self.library = root / "cache", root / "log", root / "good.so"
         self.compiler = root / "bin" / "c++"
         self.compiler.parent.mkdir()
-        compiler = next(filter(None, map(shutil.which, native.COMPILERS)))
-        command = next(flags for flags in native.MACHINE if _works([compiler, *native.FLAGS, *flags]))
-        shutil.copyfile(native._compiled([compiler, *native.FLAGS, *command]), self.library)
+        compiler = next(filter(None, map(shutil.which, build.COMPILERS)))
+        command = next(flags for flags in build.MACHINE if _works([compiler, *build.FLAGS, *flags]))
+        shutil.copyfile(build._compiled([compiler, *build.FLAGS, *command]), self.library)
         self.wait(0)
 
     def wait(self, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Cache:
         return self.path.with_name(self.path.name + ".sha256")
 
     def get(self) -> Path:
-        return native._compiled([str(self.compiler), *native.FLAGS])
+        return build._compiled([str(self.compiler), *build.FLAGS])
 
     def start(self) -> subprocess.Popen:
         """A process that loads the library."""
@@ -76,7 +76,7 @@ class Cache:
 
 def _works(command: list[str]) -> bool:
     try:
-        return native._compiled(command).exists()
+        return build._compiled(command).exists()
     except (OSError, subprocess.SubprocessError):
         return False
 

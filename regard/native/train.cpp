@@ -1,16 +1,15 @@
 // What learning on a CPU spends its time on besides large products: attention and its gradient, whose weights
-// never leave the cache, the bends of feed-forwards, dropout, and the powers of a softmax over many words.
-// Compiled with native.cpp and called by core/learn.py; everything here is also computed by torch where there is no
+// never leave the cache, the activations of feed-forwards, dropout, and the powers of a softmax over many words.
+// Compiled with decode.cpp and called by native/train.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
 
-#include "native.h"
+#include "vector.h"
 
 enum { GROUP = 4, MOST = 3, SIDE = 2 };  // rows of a product; vectors beside each other, of queries and of channels
 
 // found[r][j] = sum over k of x[k, r] p[k, j]: GROUP rows and N vectors, for x with steps of its own.
-template <typename Real, int N>
-INLINE void product(const Real *x, long deep, long beside, const Real *p, long step, long many,
-                    typename Of<Real>::Vector (*found)[N]) {
+template <typename Real, int N> INLINE void product(const Real *x, long deep, long beside, const Real *p, long step,
+                                                    long many, typename Of<Real>::Vector (*found)[N]) {
     typedef typename Of<Real>::Vector Vector;
     Vector s[GROUP][N] = {};
     for (long k = 0; k < many; k++) {
@@ -90,9 +89,9 @@ static void padded(const Real *x, long step, const Real *add, long rows, long wi
     for (long i = rows * line; i < all * line; i++) y[i] = 0;
 }
 
-// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j, and back. Weights are held for a few queries at a time, with
-// queries side by side, so that all that is done to them is done to whole vectors.
-template <typename Real> struct Seen {
+// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j, and back. Weights are held for a few queries at a time,
+// with queries side by side, so that all that is done to them is done to whole vectors.
+template <typename Real> struct TrainAttentionArgs {
     const Real *q, *k, *v;
     const void *added;  // what is added to scores, or a byte for each that tells whether it counts
     Real *y, *mass;  // (batch, queries, heads, dim); (batch, heads, 2, queries) the largest score and 1 / the sum
@@ -115,7 +114,7 @@ template <typename Real> struct Head {
 
     long needs;  // numbers in all
 
-    Head(const Seen<Real> &a, Real *room) {
+    Head(const TrainAttentionArgs<Real> &a, Real *room) {
         const long lane = lanes<Real>();
         line = up(a.queries, lane), stretch = up(a.keys, GROUP), wide = up(a.dim, SIDE * lane), needs = 0;
         const auto take = [&](long many) {
@@ -134,11 +133,13 @@ template <typename Real> INLINE const Real *at(const Real *x, const int64_t *ste
     return x + b * step[0] + h * step[1];
 }
 
-template <typename Real> INLINE const Real *of(const Real *add, long head, long dim) { return add ? add + head * dim : 0; }
+template <typename Real> INLINE const Real *of(const Real *add, long head, long dim) {
+    return add ? add + head * dim : 0;
+}
 
 // Scores of N vectors of queries from `first` on with keys up to `many`, in bits -> weights, not yet normed.
 template <typename Real, int N>
-static void scores(const Seen<Real> &a, const Head<Real> &head, long b, long h, long first, long many) {
+static void scores(const TrainAttentionArgs<Real> &a, const Head<Real> &head, long b, long h, long first, long many) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), width = N * lane, size = a.hides ? 1 : sizeof(Real);
     const Real none = -INFINITY;
@@ -168,14 +169,13 @@ static void scores(const Seen<Real> &a, const Head<Real> &head, long b, long h, 
 }
 
 // Keys that some of these queries may see.
-template <typename Real> INLINE long seen(const Seen<Real> &a, long first, long width) {
+template <typename Real> INLINE long seen(const TrainAttentionArgs<Real> &a, long first, long width) {
     return a.causal && first + width < a.keys ? first + width : a.keys;
 }
 
 // A product whose result is turned back: y[i, d] = found[d, i] times a factor of i.
-template <typename Real, int N>
-INLINE void back(const Real *x, long step, long dim, const Real *p, long many, long rows, const Real *factor, Real *y,
-                 long next) {
+template <typename Real, int N> INLINE void back(const Real *x, long step, long dim, const Real *p, long many,
+                                                 long rows, const Real *factor, Real *y, long next) {
     const long lane = lanes<Real>();
     for (long d = 0; d < dim; d += GROUP) {
         typename Of<Real>::Vector found[GROUP][N];
@@ -191,7 +191,7 @@ INLINE void back(const Real *x, long step, long dim, const Real *p, long many, l
 }
 
 template <typename Real, int N>
-static void some_forth(const Seen<Real> &a, const Head<Real> &head, long b, long h, long first) {
+static void some_forth(const TrainAttentionArgs<Real> &a, const Head<Real> &head, long b, long h, long first) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), width = N * lane, many = seen(a, first, width);
     scores<Real, N>(a, head, b, h, first, many);
@@ -224,9 +224,8 @@ static void some_forth(const Seen<Real> &a, const Head<Real> &head, long b, long
 }
 
 // to[j, d] += sum over queries i of weights[j, i] x[i, d]
-template <typename Real>
-INLINE void gather(const Real *weights, long width, long many, const Real *x, long step, long rows, Real *to,
-                   long wide) {
+template <typename Real> INLINE void gather(const Real *weights, long width, long many, const Real *x, long step,
+                                            long rows, Real *to, long wide) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>();
     for (long j = 0; j < many; j += GROUP)
@@ -242,7 +241,7 @@ INLINE void gather(const Real *weights, long width, long many, const Real *x, lo
 }
 
 template <typename Real, int N>
-static void some_back(const Seen<Real> &a, const Head<Real> &head, long b, long h, long first) {
+static void some_back(const TrainAttentionArgs<Real> &a, const Head<Real> &head, long b, long h, long first) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), width = N * lane, many = seen(a, first, width), full = up(many, GROUP);
     const long rows = a.queries - first < width ? a.queries - first : width;
@@ -275,27 +274,33 @@ INLINE int beside(long left, long lane) {
     return vectors == 4 ? 2 : vectors < MOST ? vectors : MOST;
 }
 
-template <typename Real> static void forth(const Seen<Real> &a, long b, long group, Real *room) {
+template <typename Real> static void forward(const TrainAttentionArgs<Real> &a, long b, long group, Real *room) {
     const long share = a.heads / a.groups, lane = lanes<Real>();
     Head<Real> head(a, room);
-    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide, head.stretch);
-    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide, head.stretch);
+    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide,
+           head.stretch);
+    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide,
+           head.stretch);
     for (long h = group * share; h < (group + 1) * share; h++) {
         turned(at(a.q, a.q_step, b, h), a.q_step[2], of(a.q_add, h, a.dim), a.queries, a.dim, head.queries, head.line,
                bits<Real> * Real(a.scale));
         for (long first = 0; first < a.queries;) {
             const int some = beside(a.queries - first, lane);
-            (some == 1 ? some_forth<Real, 1> : some == 2 ? some_forth<Real, 2> : some_forth<Real, 3>)(a, head, b, h, first);
+            (some == 1   ? some_forth<Real, 1>
+             : some == 2 ? some_forth<Real, 2>
+                         : some_forth<Real, 3>)(a, head, b, h, first);
             first += some * lane;
         }
     }
 }
 
-template <typename Real> static void back_again(const Seen<Real> &a, long b, long group, Real *room) {
+template <typename Real> static void backward(const TrainAttentionArgs<Real> &a, long b, long group, Real *room) {
     const long share = a.heads / a.groups, lane = lanes<Real>(), next = a.heads * a.dim;
     Head<Real> head(a, room);
-    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide, head.stretch);
-    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide, head.stretch);
+    padded(at(a.k, a.k_step, b, group), a.k_step[2], of(a.k_add, group, a.dim), a.keys, a.dim, head.k, head.wide,
+           head.stretch);
+    padded(at(a.v, a.v_step, b, group), a.v_step[2], of(a.v_add, group, a.dim), a.keys, a.dim, head.v, head.wide,
+           head.stretch);
     memset(head.dk, 0, head.stretch * head.wide * sizeof(Real));
     memset(head.dv, 0, head.stretch * head.wide * sizeof(Real));
     for (long h = group * share; h < (group + 1) * share; h++) {
@@ -306,10 +311,13 @@ template <typename Real> static void back_again(const Seen<Real> &a, long b, lon
         padded(q, a.q_step[2], add, a.queries, a.dim, head.q, head.wide, a.queries);
         for (long i = 0; a.scale != 1 && i < a.queries * head.wide; i++) head.q[i] *= Real(a.scale);
         padded(a.dy + from, next, none, a.queries, a.dim, head.dy, head.wide, a.queries);
-        for (long i = 0; i < head.line; i++) head.share[i] = i < a.queries ? inner(a.dy + from + i * next, a.y + from + i * next, a.dim) : 0;
+        for (long i = 0; i < head.line; i++)
+            head.share[i] = i < a.queries ? inner(a.dy + from + i * next, a.y + from + i * next, a.dim) : 0;
         for (long first = 0; first < a.queries;) {
             const int some = beside(a.queries - first, lane);
-            (some == 1 ? some_back<Real, 1> : some == 2 ? some_back<Real, 2> : some_back<Real, 3>)(a, head, b, h, first);
+            (some == 1   ? some_back<Real, 1>
+             : some == 2 ? some_back<Real, 2>
+                         : some_back<Real, 3>)(a, head, b, h, first);
             first += some * lane;
         }
     }
@@ -320,8 +328,8 @@ template <typename Real> static void back_again(const Seen<Real> &a, long b, lon
     }
 }
 
-template <typename Real>
-static void see(const Seen<Real> &a, void (*one)(const Seen<Real> &, long, long, Real *)) {
+template <typename Real> static void for_each_head(const TrainAttentionArgs<Real> &a,
+                                                   void (*one)(const TrainAttentionArgs<Real> &, long, long, Real *)) {
     const long all = a.batch * a.groups;
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
     for (long part = 0; part < a.threads; part++)
@@ -339,8 +347,8 @@ template <typename Work> INLINE void shares(long many, long block, int threads, 
     }
 }
 
-// y = stream + x scale where it is kept. Sixteen bits for each channel follow from the seed and from where it stands, so
-// that nothing is remembered.
+// y = stream + x scale where it is kept. Sixteen bits for each channel follow from the seed and from where it stands,
+// so that nothing is remembered.
 enum { SOME = 32 };  // channels that share sixteen numbers: the first half takes their lower bits
 template <typename Number> INLINE Number mixed(Number w, uint64_t seed) {
     w = w * 0x9E3779B9u + (uint32_t)seed;
@@ -370,9 +378,8 @@ INLINE void chances(float *kept, uint32_t first, uint32_t dropped, float scale, 
         put(kept + SOME / 2 + j, high >= (int32_t)dropped ? Vector{} + scale : Vector{});
     }
 }
-template <typename Real>
-static void drop(const Real *x, const Real *stream, Real *y, long many, uint32_t dropped, Real scale, uint64_t seed,
-                 int threads) {
+template <typename Real> static void drop(const Real *x, const Real *stream, Real *y, long many, uint32_t dropped,
+                                          Real scale, uint64_t seed, int threads) {
     const int lane = lanes<Real>();
     shares(many, SOME, threads, [=](long begin, long end) {
         Real kept[SOME];
@@ -388,8 +395,9 @@ static void drop(const Real *x, const Real *stream, Real *y, long many, uint32_t
     });
 }
 
-// x += a row, and y = the bend of it; y may be x.
-template <typename Real> static void bend(Real *x, const Real *add, Real *y, long begin, long end, long wide, int how) {
+// x += a row, and y = the activation of it; y may be x.
+template <typename Real>
+static void activation(Real *x, const Real *add, Real *y, long begin, long end, long wide, int how) {
     const long lane = lanes<Real>(), whole = wide / lane * lane;
     for (long r = begin; r < end; r++) {
         Real *row = x + r * wide;
@@ -400,9 +408,8 @@ template <typename Real> static void bend(Real *x, const Real *add, Real *y, lon
 }
 
 // Rows of logits in bits -> 2^(logit - the largest), in place; the largest, the sum, and the logit of the right word.
-template <typename Real>
-static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top, Real *mass, Real *right, long many,
-                   long words, int threads) {
+template <typename Real> static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top, Real *mass,
+                                            Real *right, long many, long words, int threads) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), whole = words / lane * lane;
     shares(many, 1, threads, [=](long begin, long end) {
@@ -433,15 +440,15 @@ static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top,
 
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
-    void see_##name(const Seen<Real> *a) { see(*a, forth<Real>); }                                                     \
-    void unsee_##name(const Seen<Real> *a) { see(*a, back_again<Real>); }                                              \
-    long room_##name(const Seen<Real> *a) { return Head<Real>(*a, 0).needs; }                                            \
-    void bend_##name(Real *x, const Real *add, Real *y, long rows, long wide, int how, int threads) {                  \
-        shares(rows, 1, threads, [=](long begin, long end) { bend(x, add, y, begin, end, wide, how); });               \
+    void attention_forward_##name(const TrainAttentionArgs<Real> *a) { for_each_head(*a, forward<Real>); }             \
+    void attention_backward_##name(const TrainAttentionArgs<Real> *a) { for_each_head(*a, backward<Real>); }           \
+    long attention_workspace_##name(const TrainAttentionArgs<Real> *a) { return Head<Real>(*a, 0).needs; }             \
+    void activation_##name(Real *x, const Real *add, Real *y, long rows, long wide, int how, int threads) {            \
+        shares(rows, 1, threads, [=](long begin, long end) { activation(x, add, y, begin, end, wide, how); });         \
     }                                                                                                                  \
-    void unbend_##name(const Real *x, Real *y, Real *d, long many, int how, int threads) {                             \
+    void activation_backward_##name(const Real *x, Real *y, Real *d, long many, int how, int threads) {                \
         shares(many, 64, threads,                                                                                      \
-               [=](long begin, long end) { unbend(x + begin, y + begin, d + begin, end - begin, how); });              \
+               [=](long begin, long end) { activation_backward(x + begin, y + begin, d + begin, end - begin, how); }); \
     }                                                                                                                  \
     void drop_##name(const Real *x, const Real *stream, Real *y, long many, int dropped, double scale, uint64_t seed,  \
                      int threads) {                                                                                    \
@@ -454,3 +461,6 @@ static void powers(Real *rows, const Real *bias, const int64_t *goal, Real *top,
     }
 KERNELS(float, float32)
 KERNELS(double, float64)
+
+// The bytes of each struct that structs.py mirrors, in its order.
+extern "C" int struct_size_train(int which) { return which == 0 ? sizeof(TrainAttentionArgs<double>) : 0; }

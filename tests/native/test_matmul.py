@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from regard.core import multiply as products
-from regard.core import native
-from regard.core.multiply import multiply, panels, pays, product
 from regard.kernels.activation import activation
+from regard.native import matmul as products
+from regard.native.decode import ACTIVATIONS
+from regard.native.matmul import multiply, pack_matrix, pays, product
 
 CLOSE = {torch.float32: 2e-5, torch.float64: 1e-12}
 SIZES = [(1, 1, 1), (7, 19, 33), (125, 40, 500), (250, 9, 1000)]  # rows, wide, deep
@@ -29,7 +29,7 @@ def test_as_torch_has_it(threads, known, dtype, rows, wide, deep, turned):
     near(multiply(known, x, p), x @ p)
     near(multiply(known, x, p, bias), x @ p + bias)
     near(multiply(known, x, p, to=there.clone(), adds=True), there + x @ p)
-    laid = panels(known, p)
+    laid = pack_matrix(known, p)
     near(multiply(known, x, laid), x @ p)
     near(multiply(known, 2 * x, laid), 2 * x @ p)  # which is as it was
 
@@ -51,18 +51,18 @@ def test_of_nothing(known):
 
 
 @pytest.mark.parametrize("dtype", list(CLOSE))
-@pytest.mark.parametrize("bend", native.BENDS)
-def test_bends_after_it(threads, known, dtype, bend):
+@pytest.mark.parametrize("activation_name", ACTIVATIONS)
+def test_bends_after_it(threads, known, dtype, activation_name):
     x, p = drawn(70, 400, dtype=dtype) / 5, drawn(400, 37, dtype=dtype) / 5
-    bent = torch.empty(70, 37, dtype=dtype)
-    hidden = multiply(known, x, p, bend=bend, bent=bent)
+    activated = torch.empty(70, 37, dtype=dtype)
+    hidden = multiply(known, x, p, activation_name=activation_name, activated=activated)
     near(hidden, x @ p)
-    of = activation(bend)
-    near(bent, of(hidden))
-    again, up, back = torch.empty_like(bent), drawn(70, 11, dtype=dtype), drawn(11, 37, dtype=dtype)
+    of = activation(activation_name)
+    near(activated, of(hidden))
+    again, up, back = torch.empty_like(activated), drawn(70, 11, dtype=dtype), drawn(11, 37, dtype=dtype)
     asked = hidden.clone().requires_grad_()
     of(asked).backward(up @ back)
-    near(multiply(known, up, back, bend=bend, bent=again, hidden=hidden), asked.grad)
+    near(multiply(known, up, back, activation_name=activation_name, activated=again, hidden=hidden), asked.grad)
     near(again, of(hidden))
 
 

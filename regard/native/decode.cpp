@@ -1,15 +1,15 @@
 // What decoding on a CPU spends its time on, where torch's own operations are far from what the machine can do:
-// products of a few rows, products in eight bits, attention of a few queries over a cache, the likeliest words.
+// products of a few rows, products in eight bits, attention of a few queries over a cache, the top_k words.
 // Compiled when first wanted and called by core/native.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
 
-#include "native.h"
+#include "vector.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those some way behind are fetched meanwhile,
-// channels from `begin` to `end`: each of several calls for the same rows of W fetches its share.
+// y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those some way behind are fetched
+// meanwhile, channels from `begin` to `end`: each of several calls for the same rows of W fetches its share.
 enum { AHEAD = 16384 };  // bytes; so far ahead at least
 template <typename Real> INLINE long ahead(long in) {
     const long block = OUTS * in * sizeof(Real);
@@ -41,9 +41,8 @@ static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS], 
     }
 }
 
-template <typename Real>
-static void linear(const Real *x, const Real *weight, const Real *bias, Real *y, long step, long rows, long in, long out,
-                   Share own) {
+template <typename Real> static void linear(const Real *x, const Real *weight, const Real *bias, Real *y, long step,
+                                            long rows, long in, long out, Share own) {
     const long blocks = (out + OUTS - 1) / OUTS;
     for (long block = own.begin(blocks); block < own.end(blocks); block++) {
         const Real *w[OUTS];
@@ -134,9 +133,9 @@ template <typename Real> static void round8(const Real *x, long rows, long in, c
 }
 
 // Of what round8 has put there.
-template <typename Real>
-static void linear8(const char *room, const int8_t *weight, const float *scale, const int32_t *sums, const Real *bias,
-                    Real *y, long step, long rows, long in, long out, Share own) {
+template <typename Real> static void linear8(const char *room, const int8_t *weight, const float *scale,
+                                             const int32_t *sums, const Real *bias, Real *y, long step, long rows,
+                                             long in, long out, Share own) {
     const float one_step = 1.f / STEPS;
     const Real *most = (const Real *)room;
     const uint8_t *q = (const uint8_t *)(most + rows);
@@ -173,16 +172,14 @@ template <typename Real> static void turn(const Real *x, Real *turned, long rows
                 turned[r * in + k * ROWS + i] = r + i < rows ? x[(r + i) * in + k] * factor : 0;
 }
 
-template <typename Real>
-static __attribute__((noinline)) void turned_tile(const Real *turned, const Real *panel, long in,
-                                                  typename Of<Real>::Vector (*found)[PANEL]) {
+template <typename Real> static __attribute__((noinline)) void
+turned_tile(const Real *turned, const Real *panel, long in, typename Of<Real>::Vector (*found)[PANEL]) {
     tile<Real, true>(turned, ROWS, panel, in, found);
 }
 
 // The same as `linear` for many rows, which are in tiles, and whose weights are in panels.
-template <typename Real>
-static void many(const Real *turned, const Real *packed, const Real *bias, Real *y, long step, long rows, long in,
-                 long out, Share own) {
+template <typename Real> static void many(const Real *turned, const Real *packed, const Real *bias, Real *y, long step,
+                                          long rows, long in, long out, Share own) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), panel = PANEL * lane, panels = (out + panel - 1) / panel;
     for (long o = own.begin(panels) * panel; o < own.end(panels) * panel; o += panel) {
@@ -204,9 +201,9 @@ static void many(const Real *turned, const Real *packed, const Real *bias, Real 
     }
 }
 
-// A linear map as a model has it: in numbers of its own kind, maybe in panels as well, for many rows; or, where there is a
-// scale, of eight bits.
-struct Map {
+// A linear map as a model has it: in numbers of its own kind, maybe in panels as well, for many rows; or, where there
+// is a scale, of eight bits.
+struct LinearParams {
     const void *weight, *bias, *packed;
     const float *scale;
     const int32_t *sums;
@@ -218,7 +215,7 @@ enum { SMALL = 1 << 15 };
 INLINE int cores(long work, int threads) { return work < SMALL ? 1 : threads; }
 
 // What a map wants to know of x, all of it, before cores begin with their shares: x in tiles or in eight bits.
-template <typename Real> static void prepare(const Map &map, const Real *x, long rows, char *room, Share own) {
+template <typename Real> static void prepare(const LinearParams &map, const Real *x, long rows, char *room, Share own) {
     if (map.scale)
         round8(x, rows, map.in, room, own);
     else if (map.packed)
@@ -230,7 +227,7 @@ template <typename Real> static void prepare(const Map &map, const Real *x, long
 
 // A share of y = the map of x, which is prepared; `step` from row to row of y.
 template <typename Real>
-static void apply(const Map &map, const Real *x, Real *y, long step, long rows, const char *room, Share own) {
+static void apply(const LinearParams &map, const Real *x, Real *y, long step, long rows, const char *room, Share own) {
     const Real *bias = (const Real *)map.bias;
     if (map.scale)
         linear8(room, (const int8_t *)map.weight, map.scale, map.sums, bias, y, step, rows, map.in, map.out, own);
@@ -239,13 +236,13 @@ static void apply(const Map &map, const Real *x, Real *y, long step, long rows, 
     else
         linear(x, (const Real *)map.weight, bias, y, step, rows, map.in, map.out, own);
 }
-INLINE int cores(const Map &map, long rows, int threads) {
+INLINE int cores(const LinearParams &map, long rows, int threads) {
     return cores(map.packed ? rows * map.in * map.out / 16 : map.in * map.out, threads);
 }
 
-// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of row
-// held[b][j]: rows of a beam that have a common past share it.
-template <typename Real> struct Looks {
+// o_i = sum over j of softmax_j(scale q_i . k_j + bias_ij) v_j. Where `held` is given, the j-th key of row b is that of
+// row held[b][j]: rows of a beam that have a common past share it.
+template <typename Real> struct AttentionArgs {
     const Real *q, *k, *v;
     const void *added;  // what is added to scores, or a byte for each that tells whether it counts
     const int64_t *held;
@@ -259,7 +256,7 @@ template <typename Real> struct Looks {
 // One query of some heads of a row: a key and a value lie side by side for all heads, and are fetched once for all.
 // Channels are held in N vectors; N = 0: of any number.
 template <typename Real, int N>
-static void look(const Looks<Real> &a, long b, long first, long last, long i, Real *scores) {
+static void look(const AttentionArgs<Real> &a, long b, long first, long last, long i, Real *scores) {
     typedef typename Of<Real>::Vector Vector;
     typedef typename Of<Real>::Loose Loose;
     const int lane = lanes<Real>();
@@ -320,7 +317,8 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
     for (long j = 0; j < a.keys; j += OUTS) {
         const long some = a.keys - j < OUTS ? a.keys - j : OUTS;
         const Real *values[OUTS];
-        for (long o = 0; o < some; o++) values[o] = a.v + (held ? held[j + o] : b) * a.v_step[0] + (j + o) * a.v_step[2];
+        for (long o = 0; o < some; o++)
+            values[o] = a.v + (held ? held[j + o] : b) * a.v_step[0] + (j + o) * a.v_step[2];
         for (long h = first; h < last; h++) {
             const Real *weight = scores + (h - first) * line + j;
             const long own = (share == 1 ? h : h / share) * a.v_step[1];
@@ -344,16 +342,16 @@ static void look(const Looks<Real> &a, long b, long first, long last, long i, Re
     }
 }
 
-template <typename Real> static void attend(const Looks<Real> &a, long part) {
+template <typename Real> static void attend(const AttentionArgs<Real> &a, long part) {
     const int lane = lanes<Real>();
     const long vectors = a.dim % lane || a.dim != a.value_dim ? 0 : a.dim / lane;
-    const auto some_heads = vectors == 1   ? look<Real, 1>
-                           : vectors == 2 ? look<Real, 2>
-                           : vectors == 3 ? look<Real, 3>
-                           : vectors == 4 ? look<Real, 4>
-                           : vectors == 8 ? look<Real, 8>
-                           : vectors == 16 ? look<Real, 16>
-                                          : look<Real, 0>;
+    const auto some_heads = vectors == 1    ? look<Real, 1>
+                            : vectors == 2  ? look<Real, 2>
+                            : vectors == 3  ? look<Real, 3>
+                            : vectors == 4  ? look<Real, 4>
+                            : vectors == 8  ? look<Real, 8>
+                            : vectors == 16 ? look<Real, 16>
+                                            : look<Real, 0>;
     Real *scores = a.room + part * a.heads * (a.keys + lane);
     long all = a.batch * a.heads, end = all * (part + 1) / a.threads;
     for (long one = all * part / a.threads, next; one < end; one = next) {
@@ -362,32 +360,35 @@ template <typename Real> static void attend(const Looks<Real> &a, long part) {
         for (long i = 0; i < a.queries; i++) some_heads(a, b, first, next - b * a.heads, i, scores);
     }
 }
-template <typename Real> static void attend(const Looks<Real> &a) {
+template <typename Real> static void attend(const AttentionArgs<Real> &a) {
 #pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1)
     for (long part = 0; part < a.threads; part++) attend(a, part);
 }
 
-// x <- after(x + f(before(x))): a branch of a layer, for the next position of every row. f is a feed-forward, W_2 bend(W_1
-// x), maybe with a gate, W_2 (bend(W_1 x) * W_3 x); or, where it attends: queries, keys and values of x, keys and values
-// into the slot of their cache, what the query finds there, and a last map. Without maps to keys and values, what is there
-// already is looked at. Queries and keys may be turned: pairs of channels, by angles whose cos and sin are given.
-struct Gauge {  // a norm
+// x <- after(x + f(before(x))): a branch of a layer, for the next position of every row. f is a feed-forward, W_2
+// activation(W_1 x), maybe with a gate, W_2 (activation(W_1 x) * W_3 x); or, where it attends: queries, keys and values
+// of x, keys and values into the slot of their cache, what the query finds there, and a last map. Without maps to keys
+// and values, what is there already is looked at. Queries and keys may be turned: pairs of channels, by angles whose
+// cos and sin are given.
+struct NormParams {  // a norm
     const void *weight, *bias;
     double eps;
     int64_t centres;  // it takes the mean away, too
 };
-template <typename Real> struct Branch {
-    Looks<Real> looks;
-    const Gauge *before, *after;
-    const Map *first, *key, *value, *last;  // to queries or to what is bent, to keys or to what a gate lets through, ..., back
+template <typename Real> struct FusedBranch {
+    AttentionArgs<Real> looks;
+    const NormParams *before, *after;
+    const LinearParams *first, *key, *value,
+        *last;  // to queries or to what is activated, to keys or to what a gate lets through, ..., back
     const Real *cos, *sin;  // (rows or 1, pairs)
     Real *key_slot, *value_slot;  // where those of the first row go; the next row is a step of the cache behind
     int64_t attends, how, adds;  // adds: to x; otherwise f(x) is all
-    int64_t pairs, pairs_step, halves;  // halves: a channel turns with the one so many behind it, else with the next one
+    int64_t pairs, pairs_step,
+        halves;  // halves: a channel turns with the one so many behind it, else with the next one
 };
 
 // Turns the first pairs of channels of every head of a row.
-template <typename Real> static void spin(const Branch<Real> &a, Real *x, long heads, long step, long row) {
+template <typename Real> static void spin(const FusedBranch<Real> &a, Real *x, long heads, long step, long row) {
     const Real *cos = a.cos + row * a.pairs_step, *sin = a.sin + row * a.pairs_step;
     const long near = a.halves ? 1 : 2, far = a.halves ? a.pairs : 1;
     for (long h = 0; h < heads; h++, x += step)
@@ -399,7 +400,7 @@ template <typename Real> static void spin(const Branch<Real> &a, Real *x, long h
 }
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias, of one row; y may be x
-template <typename Real> static void measure(const Gauge &gauge, const Real *x, Real *y, long wide) {
+template <typename Real> static void measure(const NormParams &gauge, const Real *x, Real *y, long wide) {
     typedef typename Of<Real>::Vector Vector;
     typedef typename Of<Real>::Loose Loose;
     const long lane = lanes<Real>(), whole = wide / lane * lane;
@@ -426,16 +427,16 @@ template <typename Real> static void measure(const Gauge &gauge, const Real *x, 
     for (; i < wide; i++) y[i] = (x[i] - mean) * scale * (weight ? weight[i] : Real(1)) + (bias ? bias[i] : Real(0));
 }
 
-// Room is the caller's, for all branches one after the other: what they have in common, and what each puts there.
-template <typename Real> struct Room {
-    Real *normed, *found, *middle, *other;  // (rows, width) twice; queries or what is bent; what queries find
+// Workspace is the caller's, for all branches one after the other: what they have in common, and what each puts there.
+template <typename Real> struct Workspace {
+    Real *normed, *found, *middle, *other;  // (rows, width) twice; queries or what is activated; what queries find
     Real *scores;
     char *maps;
 };
 
-template <typename Real>
-static void branch(const Branch<Real> &a, const Real *x, Real *y, const Room<Real> &room, long rows, Share own) {
-    const Map &first = *a.first, &last = *a.last;
+template <typename Real> static void branch(const FusedBranch<Real> &a, const Real *x, Real *y,
+                                            const Workspace<Real> &room, long rows, Share own) {
+    const LinearParams &first = *a.first, &last = *a.last;
     prepare(first, x, rows, room.maps, own);  // keys and values want the same
     apply(first, x, room.middle, first.out, rows, room.maps, own);
     const Real *from = room.middle;
@@ -452,7 +453,7 @@ static void branch(const Branch<Real> &a, const Real *x, Real *y, const Room<Rea
             }
             wait(own);
         }
-        Looks<Real> looks = a.looks;
+        AttentionArgs<Real> looks = a.looks;
         looks.q = room.middle, looks.y = room.other, looks.room = room.scores, from = room.other;
         for (long part = own.which; part < looks.threads; part += own.all) attend(looks, part);
     } else {
@@ -469,13 +470,13 @@ static void branch(const Branch<Real> &a, const Real *x, Real *y, const Room<Rea
 }
 
 // Branches one after the other: x (rows, wide) -> y, which may be x
-template <typename Real>
-static void run(const Branch<Real> *branches, long many, const Gauge *end, const Real *x, Real *y, const Room<Real> &room,
-                long rows, long wide, int threads) {
+template <typename Real> static void run(const FusedBranch<Real> *branches, long many, const NormParams *end,
+                                         const Real *x, Real *y, const Workspace<Real> &room, long rows, long wide,
+                                         int threads) {
     spread(threads, [=, &room](Share own) {
         const long begin = own.begin(rows), stop = own.end(rows);
         const Real *now = x;
-        for (const Branch<Real> *one = branches; one < branches + many; one++) {
+        for (const FusedBranch<Real> *one = branches; one < branches + many; one++) {
             const Real *seen = now;
             if (one->before) {
                 for (long r = begin; r < stop; r++) measure(*one->before, now + r * wide, room.normed + r * wide, wide);
@@ -493,7 +494,7 @@ static void run(const Branch<Real> *branches, long many, const Gauge *end, const
     });
 }
 
-// Of rows x, the likeliest words and the sum of all 2^(score - best): scores are used where they are made, in registers.
+// Of rows x, the top_k words and the sum of all 2^(score - best): scores are used where they are made, in registers.
 template <typename Real> struct Row {
     typename Of<Real>::Vector mass;
     Real most, low, best[KEEP];
@@ -515,9 +516,9 @@ static __attribute__((noinline)) void put(Row<Real> *row, const Real *scores, lo
     }
 }
 
-template <typename Real>
-static void likeliest(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at, Real *mass,
-                      Real *turned, Row<Real> *state, long rows, long in, long words, int keep) {
+template <typename Real> static void top_k(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at,
+                                           Real *mass, Real *turned, Row<Real> *state, long rows, long in, long words,
+                                           int keep) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), panel = PANEL * lane;
     const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300);
@@ -545,26 +546,27 @@ static void likeliest(const Real *x, const Real *packed, const Real *bias, Real 
     }
     for (long r = 0; r < rows; r++) {
         mass[r] = sum(state[r].mass);
-        for (int i = 0; i < keep; i++) best[r * keep + i] = state[r].best[i] / bits<Real>, at[r * keep + i] = state[r].at[i];
+        for (int i = 0; i < keep; i++)
+            best[r * keep + i] = state[r].best[i] / bits<Real>, at[r * keep + i] = state[r].at[i];
     }
 }
 
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
-    void apply_##name(const Map *map, const Real *x, Real *y, long rows, char *room, int threads) {                    \
+    void apply_##name(const LinearParams *map, const Real *x, Real *y, long rows, char *room, int threads) {           \
         spread(cores(*map, rows, threads), [=](Share own) {                                                            \
             prepare(*map, x, rows, room, own);                                                                         \
             apply(*map, x, y, map->out, rows, room, own);                                                              \
         });                                                                                                            \
     }                                                                                                                  \
-    void run_##name(const Branch<Real> *branches, long many, const Gauge *end, const Real *x, Real *y,                 \
-                    const Room<Real> *room, long rows, long wide, int threads) {                                       \
+    void run_##name(const FusedBranch<Real> *branches, long many, const NormParams *end, const Real *x, Real *y,       \
+                    const Workspace<Real> *room, long rows, long wide, int threads) {                                  \
         run(branches, many, end, x, y, *room, rows, wide, threads);                                                    \
     }                                                                                                                  \
-    void attend_##name(const Looks<Real> *a) { attend(*a); }                                                           \
-    void likeliest_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass,            \
-                          Real *turned, void *state, long rows, long in, long words, int keep) {                       \
-        likeliest(x, p, b, best, at, mass, turned, (Row<Real> *)state, rows, in, words, keep);                         \
+    void attend_##name(const AttentionArgs<Real> *a) { attend(*a); }                                                   \
+    void top_k_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass, Real *turned,  \
+                      void *state, long rows, long in, long words, int keep) {                                         \
+        top_k(x, p, b, best, at, mass, turned, (Row<Real> *)state, rows, in, words, keep);                             \
     }                                                                                                                  \
     long row_##name(void) { return sizeof(Row<Real>); }                                                                \
     }
@@ -573,7 +575,7 @@ KERNELS(double, float64)
 extern "C" int sizes(int which) { return which == 0 ? ROWS : which == 1 ? PANEL * BYTES : KEEP; }
 
 // Whether there are matrix tiles (AMX) whose sizes the CPU does not tell, as in some virtual machines.
-extern "C" int untold(void) {
+extern "C" int hides_amx_sizes(void) {
 #if defined(__x86_64__)
     enum { FEATURES = 7, TILES = 1 << 24, SIZES = 0x1D };
     unsigned a, b, c, d;
@@ -581,4 +583,14 @@ extern "C" int untold(void) {
 #else
     return 0;
 #endif
+}
+
+// The bytes of each struct that structs.py mirrors, in its order.
+extern "C" int struct_size_decode(int which) {
+    return which == 0   ? sizeof(LinearParams)
+           : which == 1 ? sizeof(AttentionArgs<double>)
+           : which == 2 ? sizeof(NormParams)
+           : which == 3 ? sizeof(FusedBranch<double>)
+           : which == 4 ? sizeof(Workspace<double>)
+                        : 0;
 }

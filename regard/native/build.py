@@ -1,0 +1,250 @@
+"""Compiling the kernels and loading them: once for this machine, by the compiler that is there, in some seconds, when
+they are first wanted. Where there is none, or REGARD_NATIVE is 0, torch's operations do the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, c_double, c_int, c_long, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import private
+from .structs import AttentionArgs, LinearParams, Workspace, check_sizes
+
+SOURCES = [Path(__file__).with_name(name) for name in ("decode.cpp", "train.cpp", "matmul.cpp")]
+HEADER = Path(__file__).with_name("vector.h")
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+MACHINE = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
+SECONDS = 120  # that a compiler may take
+KINDS = {torch.float32: "float32", torch.float64: "float64"}
+SMALL = 1 << 15  # multiplications, up to which one core is enough
+
+_POINTERS, _SIZES = [c_void_p], [c_long]
+TAKES = {
+    "apply": [POINTER(LinearParams), *_POINTERS * 2, c_long, c_void_p, c_int],
+    "attend": [POINTER(AttentionArgs)],
+    "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Workspace), *_SIZES * 2, c_int],
+    "top_k": [*_POINTERS * 8, *_SIZES * 3, c_int],
+    "row": [],
+    # for learning
+    "attention_forward": _POINTERS,
+    "attention_backward": _POINTERS,
+    "attention_workspace": _POINTERS,
+    "activation": [*_POINTERS * 3, *_SIZES * 2, c_int, c_int],
+    "activation_backward": [*_POINTERS * 3, c_long, c_int, c_int],
+    "drop": [*_POINTERS * 3, c_long, c_int, c_double, c_uint64, c_int],
+    "powers": [*_POINTERS * 6, *_SIZES * 2, c_int],
+    # for many rows
+    "pack": [*_POINTERS * 2, *_SIZES * 4, c_int],
+    "multiply": _POINTERS,
+    "piece": [],
+}
+
+
+RETURN_SIZES = ("row", "attention_workspace", "piece")
+
+
+class Kernels:
+    """The compiled functions, by name and by kind of number."""
+
+    def __init__(self, library: ctypes.CDLL):
+        check_sizes(library)
+        if library.hides_amx_sizes():  # which torch's library for half precision would use nevertheless, and die of it
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+        self.rows, panel, self.keep = (library.sizes(which) for which in range(3))
+        self.panel = {dtype: panel // dtype.itemsize for dtype in KINDS}
+        self.named = {}
+        for name, takes in TAKES.items():
+            for dtype, kind in KINDS.items():
+                function = getattr(library, f"{name}_{kind}")
+                function.argtypes, function.restype = takes, c_long if name in RETURN_SIZES else None
+                self.named[name, dtype] = function
+        self.state, self.piece = ({dtype: self.named[name, dtype]() for dtype in KINDS} for name in ("row", "piece"))
+        self.multiplies = bool(library.prefers_own_matmul())  # better than torch
+
+
+@functools.cache
+def load_kernels() -> Kernels | None:
+    """None where they cannot be had."""
+    if os.environ.get("REGARD_NATIVE") == "0" or sys.platform == "win32":
+        return None
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        return None
+    for flags in MACHINE:
+        try:
+            return Kernels(ctypes.CDLL(str(_compiled([compiler, *FLAGS, *flags]))))
+        except (OSError, subprocess.SubprocessError, AttributeError):
+            continue  # with less
+    return None
+
+
+def _compiled(command: list[str]) -> Path:
+    """The library that a command makes, as long as source, compiler and CPU are these."""
+    program = Path(command[0]).resolve()
+    version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
+    made_of = (
+        *(path.read_bytes() for path in (*SOURCES, HEADER)),
+        *(text.encode() for text in (" ".join(command), version, _processor())),
+    )
+    name = f"native-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
+    for folder in filter(None, (place() for place in (_cache, _own_folder))):
+        try:
+            if not _intact(folder / name):
+                _make(command, folder / name)
+            return folder / name
+        except OSError:
+            continue  # it cannot be written there
+    raise OSError(f"there is no folder to write {name} to")
+
+
+def _make(command: list[str], path: Path) -> None:
+    """Compile the library and put it at `path`, its checksum after it. Each file is on the disk before it gets its
+    name, so whoever builds the same library meanwhile replaces a whole file with a whole file."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        objects = [str(Path(beside) / f"{source.stem}.o") for source in SOURCES]
+        _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(SOURCES, objects, strict=True)))
+        library, checksum = Path(beside) / path.name, Path(beside) / "sha256"
+        _run([*command, *objects, "-o", str(library)])
+        checksum.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        for new, final in ((library, path), (checksum, _checksum(path))):
+            new.chmod(0o700)
+            _sync(new)
+            new.replace(final)
+            _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _intact(path: Path) -> bool:
+    """Return whether the library is there and is what was written: to load a damaged one would end the process."""
+    files = (path, _checksum(path))
+    if not all(os.path.lexists(file) and _is_own(file.lstat(), stat.S_IFREG) for file in files):
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _checksum(path).read_bytes()
+
+
+def _is_own(found: os.stat_result, kind: int) -> bool:
+    """Return whether it is a file (or folder) that nobody but this user can write to."""
+    others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not others
+
+
+def _run(*commands: list[str]) -> None:
+    """All at once, and quietly."""
+    no = subprocess.DEVNULL
+    running = [subprocess.Popen(command, stdin=no, stdout=no, stderr=no) for command in commands]
+    try:
+        for one, command in zip(running, commands, strict=True):
+            if one.wait(SECONDS):
+                raise subprocess.CalledProcessError(one.returncode, command)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def _cache() -> Path | None:
+    """Where compiled kernels stay, if it is this user's alone: what lies there is run."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return home if os.access(home, os.W_OK) and _is_own(home.stat(), stat.S_IFDIR) else None
+    except OSError:
+        return None
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="regard-")  # as long as this process lives
+
+
+def _own_folder() -> Path:
+    return Path(_temporary().name)
+
+
+def _processor() -> str:
+    """What tells CPUs apart that do not know the same instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def inference_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
+    """The kernels, if they can take such tensors: numbers of one kind on a CPU, nothing to learn, and nobody who
+    watches or records single operations."""
+    if torch.is_grad_enabled():
+        if first.requires_grad:
+            return None
+        for other in others:
+            if other is not None and other.requires_grad:
+                return None
+    return training_kernels(first, *others)
+
+
+class _Switch(threading.local):
+    off = False
+
+
+_switch = _Switch()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Inside, in this thread, torch's operations do everything."""
+    before, _switch.off = _switch.off, True
+    try:
+        yield
+    finally:
+        _switch.off = before
+
+
+def training_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
+    """The same, whether they learn or not."""
+    dtype = first.dtype
+    if dtype not in KINDS or not first.is_cpu or _switch.off:
+        return None
+    for other in others:
+        if other is not None and other.dtype != dtype:
+            return None
+    if (
+        private.len_torch_dispatch_stack()
+        or private.get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return None
+    return None if torch.compiler.is_compiling() else load_kernels()
+
+
+def threads_for(work: int) -> int:
+    """Cores for so many multiplications."""
+    return 1 if work < SMALL else torch.get_num_threads()

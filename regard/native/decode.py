@@ -1,0 +1,221 @@
+"""Decoding with kernels: linear maps of few rows, attention over a cache, a step of a whole stack in one call, and the
+most probable tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .build import Kernels, threads_for
+from .structs import AttentionArgs, FusedBranch, LinearParams, NormParams, Workspace
+
+
+def linear_params(
+    weight: Tensor,
+    bias: Tensor | None,
+    packed: Tensor | None = None,
+    scale: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> LinearParams:
+    """Of weights (out, in), contiguous; for many rows as `pack` has them, too; where they are of eight bits, with the
+    scale and the sum of each output."""
+    out, wide = weight.shape
+    bias = None if bias is None else bias.contiguous()
+    tensors = (weight, bias, packed, scale, sums)
+    made = LinearParams(*[None if t is None else t.data_ptr() for t in tensors], wide, out)
+    made.held = tensors
+    return made
+
+
+def room(known: Kernels, x: Tensor, wide: int) -> Tensor:
+    """For what products need besides, of rows x of up to `wide` channels."""
+    return torch.empty((x.shape[0] + known.rows) * (wide + 1) * x.element_size(), dtype=torch.uint8)
+
+
+def apply(known: Kernels, map: LinearParams, x: Tensor) -> Tensor:
+    """x (rows, in), contiguous -> (rows, out)"""
+    y = x.new_empty(x.shape[0], map.out)
+    beside = room(known, x, map.wide) if map.scale or map.packed else None
+    known.named["apply", x.dtype](
+        map, x.data_ptr(), y.data_ptr(), x.shape[0], None if beside is None else beside.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")  # as decode.cpp counts them
+
+
+def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None = None) -> Tensor:
+    """q (batch, heads, n, dim), k and v (rows, kv_heads, m, dim), channels side by side; added: to scores, or bool,
+    which of them count, broadcast to (batch, heads, n, m); held (batch, m or more): the row of each key, None: the own
+    -> (batch, n, heads, dim)"""
+    batch, heads, queries, dim = q.shape
+    _, groups, keys, wide = v.shape
+    cores = threads_for(q.numel() * keys)
+    y, scores = q.new_empty(batch, queries, heads, wide), q.new_empty(_scores(heads, keys, cores, q.element_size()))
+    steps: Sequence[int] = (0, 0, 0, 0)
+    if added is not None:
+        added = added.expand(batch, heads, queries, keys)
+        steps = added.stride()
+    known.named["attend", q.dtype](
+        AttentionArgs(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), None if added is None else added.data_ptr(),
+            None if held is None else held.data_ptr(), y.data_ptr(), scores.data_ptr(), batch, heads, groups, queries,
+            keys, dim, wide, added is not None and added.dtype == torch.bool, 0 if held is None else held.stride(0),
+            cores, q.stride()[:3], k.stride()[:3], v.stride()[:3], steps, 1.0,
+        )
+    )  # fmt: skip
+    return y
+
+
+def _scores(heads: int, keys: int, cores: int, size: int) -> int:
+    """Numbers of so many bytes that attention needs room for."""
+    return cores * heads * (keys + 64 // size)
+
+
+def plan_mlp(
+    into: LinearParams, out: LinearParams, activation: str, rows: int, gated: LinearParams | None = None
+) -> FusedBranch:
+    """Two linear maps with an activation between them, or a gate where `gated` is given."""
+    made = FusedBranch(first=addressof(into), last=addressof(out), how=ACTIVATIONS.index(activation))
+    if gated is not None:
+        made.key = addressof(gated)
+    made.maps, made.work, made.leaves = (into, out, gated), into.wide * into.out, out.out
+    made.wants = [rows * into.out, rows * into.out if gated else 0, 0, max(into.wide, into.out)]
+    return made
+
+
+class RotaryTables(NamedTuple):
+    """How pairs of channels are turned; halves: each with the one half the channels behind it, else with its
+    neighbour."""
+
+    cos: Tensor  # (rows or 1, pairs)
+    sin: Tensor
+    halves: bool
+
+
+def plan_attention(
+    maps: Sequence[LinearParams | None], rows: int, k: Tensor, v: Tensor, slot: int, scale: float, added: Tensor | None,
+    held: Tensor | None, keys: int, queries: int = 1, rotary_tables: RotaryTables | None = None,
+) -> FusedBranch:  # fmt: skip
+    """Attention at the next position of each row: maps to queries, keys, values, and back. The first `keys` of k and v
+    (stored, m, kv_heads, dim) are looked at, once keys and values are in their `slot`; without maps to these, as they
+    are, by `queries` rows each."""
+    first, key, value, last = maps
+    assert first is not None
+    assert last is not None
+    (row, place, head, _), (v_row, v_place, v_head, _) = k.stride(), v.stride()
+    (groups, dim), out, wide, size = k.shape[2:], first.out, v.shape[3], k.element_size()
+    looks = AttentionArgs(
+        k=k.data_ptr(), v=v.data_ptr(), batch=rows // queries, heads=out // dim, groups=groups, queries=queries,
+        dim=dim, value_dim=wide, q_step=(queries * out, dim, out), k_step=(row, head, place),
+        v_step=(v_row, v_head, v_place), scale=scale,
+    )  # fmt: skip
+    made = FusedBranch(looks, first=addressof(first), last=addressof(last), attends=1)
+    if key is not None and value is not None:
+        made.key, made.value = addressof(key), addressof(value)
+    made.maps, made.work, made.leaves = maps, first.wide * out, last.out
+    made.slots = (looks.k, looks.v, place * size, v_place * size)
+    made.wants = [rows * out, rows * last.wide, 0, max(first.wide, last.wide)]
+    made.size, made.looked = size, (rows // queries, out // dim, queries)
+    update_attention(made, slot, added, held, keys, rotary_tables)
+    return made
+
+
+def update_attention(
+    made: FusedBranch,
+    slot: int,
+    added: Tensor | None,
+    held: Tensor | None,
+    keys: int,
+    rotary_tables: RotaryTables | None = None,
+) -> None:
+    """What `plan_attention` made, for another position of the same rows: their cache lies where it lay."""
+    looks, (batch, heads, queries) = made.looks, made.looked
+    k, v, step, v_step = made.slots
+    if added is not None:
+        added = added.expand(batch, heads, queries, keys)
+        looks.added_step = added.stride()
+    looks.added = None if added is None else added.data_ptr()
+    looks.hides = added is not None and added.dtype == torch.bool
+    if held is not None:
+        looks.held_step = held.stride(0)
+    looks.held = None if held is None else held.data_ptr()
+    looks.keys, looks.threads = keys, threads_for(made.wants[0] * keys)
+    made.key_slot, made.value_slot = k + slot * step, v + slot * v_step
+    if rotary_tables is not None:
+        rows, made.pairs = rotary_tables.cos.shape
+        made.cos, made.sin, made.halves = (
+            rotary_tables.cos.data_ptr(),
+            rotary_tables.sin.data_ptr(),
+            rotary_tables.halves,
+        )
+        made.pairs_step = made.pairs if rows > 1 else 0
+    made.beside = (added, held, rotary_tables)
+    made.wants[2] = _scores(heads, keys, looks.threads, made.size)
+
+
+class Program:
+    """Branches that are taken one after the other. With the norms before and after each they are added to what comes
+    in, and there may be a norm at the end; a branch without them is all."""
+
+    def __init__(
+        self,
+        branches: Sequence[FusedBranch],
+        norms: Sequence[Sequence[NormParams | None]] = (),
+        end: NormParams | None = None,
+    ):
+        self.norms, self.end = norms, end
+        for one, (before, after) in zip(branches, norms, strict=False):
+            one.adds, one.before, one.after = 1, before and addressof(before), after and addressof(after)
+        self.every = (FusedBranch * len(branches))(*branches)
+        self.branches = list(self.every)  # the same, where they lie now
+        for new, old in zip(self.branches, branches, strict=True):
+            vars(new).update(vars(old))
+        self.work = sum(one.work for one in branches)
+
+    def run(self, known: Kernels, x: Tensor) -> Tensor:
+        """x (rows, width), contiguous"""
+        rows, wide = x.shape
+        y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
+        most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
+        parts = (rows * wide, rows * wide, *most[:3], (rows + known.rows) * (most[3] + 1))
+        begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
+        beside = torch.empty(begins[-1] + 64, dtype=torch.uint8)
+        origin = -(-beside.data_ptr() // 64) * 64
+        known.named["run", x.dtype](
+            self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(),
+            Workspace(*[origin + begin for begin in begins[:-1]]), rows, wide,
+            threads_for(self.work * max(rows // 16, 1)),
+        )  # fmt: skip
+        return y
+
+
+def norm_params(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centres: bool) -> NormParams | None:
+    """A norm of vectors x, if its numbers are of the same kind."""
+    if any(t is not None and (t.dtype != x.dtype or not t.is_contiguous()) for t in (weight, bias)):
+        return None
+    return NormParams(*(None if t is None else t.data_ptr() for t in (weight, bias)), eps, centres)
+
+
+def likeliest(
+    known: Kernels, x: Tensor, packed: Tensor, bias: Tensor | None, words: int, many: int
+) -> tuple[Tensor, Tensor]:
+    """x (rows, in) -> of each row the `many` likeliest of all words, best first: log p and numbers, (rows, many)."""
+    rows, wide = x.shape
+    bias = None if bias is None else bias.contiguous()
+    best, mass = x.new_empty(rows, many), x.new_empty(rows)
+    at = torch.empty(rows, many, dtype=torch.long)
+    turned = x.new_empty(-(-rows // known.rows) * known.rows, wide)
+    state = torch.empty(rows * known.state[x.dtype] + 64, dtype=torch.uint8)
+    known.named["top_k", x.dtype](
+        x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), best.data_ptr(), at.data_ptr(),
+        mass.data_ptr(), turned.data_ptr(), -(-state.data_ptr() // 64) * 64, rows, wide, words, many,
+    )  # fmt: skip
+    return best - best[:, :1] - mass.log()[:, None], at

@@ -1,0 +1,123 @@
+"""The structs of the C++ sources as ctypes has them. `check_sizes` compares their sizes with the compiler's when the
+library is loaded: a field that is missing on one side would be read from another's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_int64, c_void_p
+
+from torch import Tensor
+
+
+class LinearParams(Structure):
+    """As decode.cpp has it. A module may keep one; a copy of it knows nothing, and is made anew."""
+
+    _fields_ = [(name, c_void_p) for name in ("weight", "bias", "packed", "scale", "sums")] + [
+        ("wide", c_int64),
+        ("out", c_int64),
+    ]
+    held: tuple[Tensor | None, ...] = (None,)  # what it points at
+
+    def __reduce__(self) -> tuple:
+        return LinearParams, ()
+
+
+class AttentionArgs(Structure):
+    """As decode.cpp has it."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "added", "held", "y", "room")),
+        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "dim", "value_dim", "hides")),
+        *((name, c_int64) for name in ("held_step", "threads")),
+        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
+        ("added_step", c_int64 * 4),
+        ("scale", c_double),
+    )
+
+
+class NormParams(Structure):
+    """As decode.cpp has it."""
+
+    _fields_ = (*((name, c_void_p) for name in ("weight", "bias")), ("eps", c_double), ("centres", c_int64))
+
+
+class FusedBranch(Structure):
+    """One branch of a layer as decode.cpp has it, attention or a feed-forward, for a step of one position.
+
+    maps: the linear maps that it points at; beside: what else it points at.
+    wants: the workspace in numbers: for queries or activations, for what attention finds, for scores; and the channels
+        of its widest input.
+    work: the multiplications for a row, about.
+    leaves: the channels of the output.
+    of: what the maker wants to know again.
+    slots, looked, size: of attention: where keys and values begin and how far it is to the next ones; batch, heads and
+        queries; bytes of a number.
+    """
+
+    _fields_ = (
+        ("looks", AttentionArgs),
+        *((name, c_void_p) for name in ("before", "after", "first", "key", "value", "last", "cos", "sin")),
+        *((name, c_void_p) for name in ("key_slot", "value_slot")),
+        *((name, c_int64) for name in ("attends", "how", "adds", "pairs", "pairs_step", "halves")),
+    )
+    maps: Sequence[LinearParams | None]
+    beside: tuple
+    of: tuple
+    wants: list[int]
+    work: int
+    leaves: int
+    slots: tuple[int, int, int, int]
+    looked: tuple[int, int, int]
+    size: int
+
+
+class Workspace(Structure):
+    """As decode.cpp has it."""
+
+    _fields_ = [(name, c_void_p) for name in ("normed", "found", "middle", "other", "scores", "maps")]
+
+
+ADDS = ("q_add", "k_add", "v_add")
+
+
+class TrainAttentionArgs(Structure):
+    """As train.cpp has it."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")),
+        *((name, c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "dim", "causal", "hides")),
+        *((name, c_int64) for name in ("room_step", "threads")),
+        *((name, c_int64 * 3) for name in ("q_step", "k_step", "v_step")),
+        ("added_step", c_int64 * 4),
+        ("scale", c_double),
+        *((name, c_void_p) for name in ADDS),
+    )
+
+
+class MatmulArgs(Structure):
+    """As matmul.cpp has it."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "panels", "bias", "y", "room", "hidden", "activated")),
+        *((name, c_int64) for name in ("rows", "wide", "deep", "x_row", "x_deep", "y_row", "adds", "how", "threads")),
+    )
+
+
+# In the order of `struct_size` in decode.cpp, train.cpp and matmul.cpp.
+SIZED = {
+    "decode": (LinearParams, AttentionArgs, NormParams, FusedBranch, Workspace),
+    "train": (TrainAttentionArgs,),
+    "matmul": (MatmulArgs,),
+}
+
+
+def check_sizes(library: ctypes.CDLL) -> None:
+    """Raise where a struct is not as large here as in the library."""
+    for source, structs in SIZED.items():
+        of = getattr(library, f"struct_size_{source}")
+        for index, struct in enumerate(structs):
+            if ctypes.sizeof(struct) != of(index):
+                raise OSError(
+                    f"{struct.__name__} has {ctypes.sizeof(struct)} bytes here and {of(index)} in {source}.cpp"
+                )
