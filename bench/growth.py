@@ -32,7 +32,7 @@ import torch
 import results
 from patterns import Cell, growth, peak
 from regard.core import Model, UserError, build, load, losses, state_bytes
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 
 ALIKE = (
     *("rotary", "xpos", "mqa", "gqa", "gpt2", "llama", "mistral", "qwen", "qwen3", "bloom", "mpt", "starcoder"),

@@ -22,7 +22,7 @@ import g2p
 import results
 import runs
 import shakespeare
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 from regard.folder import load
 from regard.run import DecodeConfig
 

@@ -25,9 +25,9 @@ import runs
 from race import Contender, race, ratios, speeds
 from regard import build, restore
 from regard.convert import convert
-from regard.core import recipe as recipes
 from regard.core.recipe import save_beside
 from regard.export import export
+from regard.files import recipe as recipes
 from regard.folder import load
 from regard.metrics import whole
 

@@ -16,9 +16,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when something of regard is first asked for: the command line listens to Ctrl-C before that."""
+    """Import torch when something that needs it is first asked for: the command line answers `--help` without."""
     if name != "core" and name not in __all__:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
+    if name == "UserError":
+        return import_module(".errors", __name__).UserError
     core = import_module(".core", __name__)
     return core if name == "core" else getattr(core, name)
 

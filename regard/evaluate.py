@@ -18,11 +18,11 @@ import torch
 
 from regard import metrics as measures
 from regard.core import UserError
-from regard.core.errors import shown
 from regard.data import KINDS
 from regard.data.batches import Batch, Batches, Bucketed, once
 from regard.data.columns import listed
 from regard.data.streams import in_order
+from regard.errors import shown
 from regard.run import DecodeConfig, Run
 from regard.train.dev import FORCED, windows
 from regard.train.learner import Objective

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from regard.core import Model, UserError, build, restore
-from regard.core.errors import in_one_line, nearest, short, shown
-from regard.core.files import read_json
 from regard.core.parts import takes
-from regard.core.paths import check_run_folder
 from regard.core.recipe import must_match
 from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
 from regard.decode import Ensemble
+from regard.errors import in_one_line, nearest, short, shown
+from regard.files.paths import check_run_folder
+from regard.files.reading import read_json
 from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+from regard.errors import UserError
 
-from regard.core import UserError
+if TYPE_CHECKING:
+    import torch
 
 Result = TypeVar("Result")
 
@@ -130,6 +131,8 @@ def _work(answer: Callable[..., Any], line: Connection, others: list[Connection]
         other.close()
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_IGN)  # which are for that process alone
+    import torch
+
     torch.set_num_threads(1)
     gc.freeze()  # what was there before is not looked through again and again
     try:

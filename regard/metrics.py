@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, nearest
 from regard.data.conll import tags_of
+from regard.errors import in_one_line, nearest
 
 OF_TEXTS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
 KNOWN = (*OF_TEXTS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")

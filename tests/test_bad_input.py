@@ -6,7 +6,8 @@ import torch
 import regard
 from regard import UserError
 from regard.cli import main
-from regard.core import parts, recipe
+from regard.core import parts
+from regard.files import recipe
 
 MINE = """
 title = "Mine"

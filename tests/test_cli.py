@@ -11,7 +11,8 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.core import parts, recipe
+from regard.core import parts
+from regard.files import recipe
 from regard.look import anatomy, sketch
 from regard.look import recipe as picture
 from regard.verify import golden, laws, report

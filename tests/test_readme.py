@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import main
-from regard.core import recipe
+from regard.files import recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import regard
-from regard.core import Model, UserError, recipe, select, watch
+from regard.core import Model, UserError, select, watch
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig, Request, greedy
 from regard.decode.config import SAMPLED
 from regard.decode.sample import Said
+from regard.files import recipe
 from regard.folder import load
 from regard.run import Coded, Run
 from regard.train import checkpoint

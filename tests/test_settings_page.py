@@ -9,8 +9,8 @@ import pytest
 import regard
 from regard.cli import main
 from regard.core import Model, UserError
-from regard.core.synonyms import SYNONYMS
 from regard.decode import DecodeConfig
+from regard.synonyms import SYNONYMS
 from regard.train.job import Job, start
 from regard.train.settings import Settings
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import UserError, __version__
-from regard.core.errors import printable
-from regard.core.synonyms import RENAMED_FLAGS
+from regard import __version__
+from regard.errors import UserError, printable
 from regard.machine import command_line, leave
+from regard.synonyms import RENAMED_FLAGS
 
 SYSTEM = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
 
@@ -49,6 +49,15 @@ def regard(
         typer.echo(f"regard {__version__}")
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def add_parts(folders: list[Path] | None) -> None:
+    """Let recipes name the parts in these folders."""
+    if folders:
+        from regard.core import add_folder
+
+        for folder in folders:
+            add_folder(folder)
 
 
 def dump(data: Any, indent: int | None = 2) -> None:

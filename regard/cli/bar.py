@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from regard.core.errors import printable
+from regard.errors import printable
 
 EVERY = 30.0  # seconds between lines where the output is no terminal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard import UserError, add_folder
-from regard.core import recipe as recipes
-from regard.core.errors import printable, short
+from regard.errors import UserError, printable, short
+from regard.files import recipe as recipes
+from regard.look.amount import amount
 
-from .app import AsJson, Parts, Sets, Size, app, dump
+from .app import AsJson, Parts, Sets, Size, add_parts, app, dump
 
+COUNTS = recipes.FOLDER / "parameters.json"  # of every size, written by `regard systems --count`
 VOCAB = 10_000  # where neither the recipe nor the user says
 SMALL_VOCAB = 61  # the laws need few words
 
@@ -30,11 +32,19 @@ Name = Annotated[str, typer.Argument(metavar="NAME|FILE.toml", help="A recipe of
 def systems(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a page: what docs/systems.md holds.")] = False,
+    count: Annotated[bool, typer.Option("--count", hidden=True, help="What recipes/parameters.json holds.")] = False,
 ) -> None:
     """The systems that there are: year, idea, sizes and parameters."""
     if markdown:
         return typer.echo(page(), nl=False)
-    rows = list(_systems())
+    if count:
+        return dump({name: count_parameters(name) for name in recipes.names()})
+    counts = json.loads(COUNTS.read_text(encoding="utf-8"))
+    rows = [
+        {key: recipes.read(name).get(key) for key in ("title", "year", "paper", "idea")}
+        | {"name": name, "sizes": counts[name]}
+        for name in recipes.names()
+    ]
     if as_json:
         return dump(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", row_styles=["", "dim"])
@@ -43,8 +53,6 @@ def systems(
     table.add_column("idea", ratio=1)
     table.add_column("size", no_wrap=True)
     table.add_column("parameters", no_wrap=True, justify="right")
-    from regard.look.recipe import amount
-
     for row in rows:
         names, counts = "\n".join(row["sizes"]), "\n".join(amount(n) for n in row["sizes"].values())
         table.add_row(row["name"], str(row["year"] or ""), row["idea"], names, counts)
@@ -62,25 +70,25 @@ def page() -> str:
     return "\n".join([*head, "|---|---|---|---|", *rows]) + "\n"
 
 
-def _systems() -> Iterator[dict[str, Any]]:
+def count_parameters(name: str) -> dict[str, int]:
+    """Return the number of parameters of each size of a recipe; the default has a star."""
     from regard.look.sketch import parameters
 
-    for name in recipes.names():
-        written = recipes.read(name)
-        known: list[tuple[dict, int]] = []  # a size that changes nothing is not built again
-        counts: dict[str, int] = {}
-        for size in [None, *written.get("size", {})]:
-            recipe = recipes.choose(written, size)
-            recipe.setdefault("vocab", VOCAB)
-            count = next((number for one, number in known if one == recipe), None)
-            if count is None:
-                count = parameters(recipe)
-                known.append((recipe, count))
-            counts[size or "default"] = count
-        same = [size for size, count in counts.items() if size != "default" and count == counts["default"]]
-        if same:  # the default goes by the name that it has
-            counts = {f"{size} *" if size == same[0] else size: n for size, n in counts.items() if size != "default"}
-        yield {key: written.get(key) for key in ("title", "year", "paper", "idea")} | {"name": name, "sizes": counts}
+    written = recipes.read(name)
+    known: list[tuple[dict, int]] = []  # a size that changes nothing is not built again
+    counts: dict[str, int] = {}
+    for size in [None, *written.get("size", {})]:
+        recipe = recipes.choose(written, size)
+        recipe.setdefault("vocab", VOCAB)
+        count = next((number for one, number in known if one == recipe), None)
+        if count is None:
+            count = parameters(recipe)
+            known.append((recipe, count))
+        counts[size or "default"] = count
+    same = [size for size, count in counts.items() if size != "default" and count == counts["default"]]
+    if same:  # the default goes by the name that it has
+        counts = {f"{size} *" if size == same[0] else size: n for size, n in counts.items() if size != "default"}
+    return counts
 
 
 @app.command()
@@ -98,17 +106,19 @@ def show(
 ) -> None:
     """A recipe as a picture: layers, shapes, parameters, costs, growth, patterns. A run folder as well: what it learned
     from, with which settings, how good it became, and how it was made."""
-    from regard.look import recipe as picture
-    from regard.look import run as runs
-    from regard.look.anatomy import describe
-    from regard.look.sketch import sketch
-
     own = name.endswith(".toml") or name in recipes.names()
     folder = Path(name) if Path(name).is_dir() and not own else None
     if folder is None and os.sep in name and not (own or Path(name).exists()):
         raise UserError(f"there is neither a recipe nor a run '{short(name)}'")
     if folder is not None and (size or sets or vocab):
         raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
+    if folder is None:
+        recipes.read(name)  # a typo is told before torch is imported
+    from regard.look import recipe as picture
+    from regard.look import run as runs
+    from regard.look.anatomy import describe
+    from regard.look.sketch import sketch
+
     run = None if folder is None else runs.describe(folder)
     whole = name if folder is None else str(folder / "recipe.toml")
     recipe = load_recipe(whole, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
@@ -136,11 +146,12 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Run the laws on this machine, and the comparison with the originals where there is a golden."""
+    if not name.endswith(".py"):
+        recipes.read(name)  # a typo is told before torch is imported
     from regard.verify import report
 
     if name.endswith(".py"):
-        for folder in parts or []:
-            add_folder(folder)
+        add_parts(parts)
         return _judge(f"the part in {name}", report.of_file(name, seed), as_json)
     if size is None and "tiny" in recipes.sizes(name):
         size = "tiny"
@@ -197,8 +208,7 @@ def load_recipe(
     name: str, size: str | None, sets: list[str] | None, parts: list[Path] | None, vocab: int | list[int], said: bool
 ) -> recipes.Recipe:
     """The recipe as asked for. `vocab` is taken where the recipe has none, or where the user said it."""
-    for folder in parts or []:
-        add_folder(folder)
+    add_parts(parts)
     recipe = recipes.load(name, size, sets or ())
     recipe["vocab"] = vocab if said else recipe.get("vocab", vocab)
     return recipe

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.text import Text
 
-from regard.core.errors import printable
+from regard.errors import printable
 
 from .app import AsJson, app, dump
 

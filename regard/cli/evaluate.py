@@ -12,8 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from regard import UserError
-from regard.core.errors import printable
+from regard.errors import UserError, printable
 
 from .app import AsJson, Parts, Threads, app, dump
 from .predict import (

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import UserError, add_folder
-from regard.core.errors import printable
+from regard.errors import UserError, printable
 
-from .app import Parts, Threads, app, dump
+from .app import Parts, Threads, add_parts, app, dump
 
 HOW = "How to decode"
 VECTORS = "Vectors of texts"
@@ -167,8 +166,7 @@ def opened(
     """What answers with a run, or with several together."""
     from regard.folder import load
 
-    for folder in parts or []:
-        add_folder(folder)
+    add_parts(parts)
     loaded = load([run, *(ensemble or [])], device, int8)
     if loaded.note:
         print(f"regard: {printable(loaded.note)}", file=sys.stderr)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard import UserError
-from regard.core.errors import printable
+from regard.errors import UserError, printable
 
 from .app import AsJson, Parts, Sets, Size, Threads, app, dump
 from .catalog import VOCAB, load_recipe, told_of, vocabulary

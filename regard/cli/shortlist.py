@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from regard import UserError
+from regard.errors import UserError
 
 from .app import AsJson, app, dump
 from .evaluate import examples

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from regard import UserError, add_folder
+from regard.errors import UserError
+from regard.files import recipe as recipes
 
-from .app import AsJson, Parts, Sets, Size, app, dump
+from .app import AsJson, Parts, Sets, Size, add_parts, app, dump
 
 DATA = "Data"
 END = "When to stop"
@@ -185,13 +186,14 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model on your own files."""
+    if recipe is not None and resume is None:
+        recipes.read(recipe)  # a typo is told before torch is imported
     from regard.train import job as jobs
     from regard.train import pick as picking
 
     from .bar import Bar
 
-    for folder in parts or []:
-        add_folder(folder)
+    add_parts(parts)
     bounds = {k: v for k, v in (("minutes", minutes), ("steps", steps), ("epochs", epochs)) if v is not None}
     for name, bound in bounds.items():
         if not bound > 0:

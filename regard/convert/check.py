@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Model, UserError, restore
-from regard.core.errors import in_one_line
-from regard.core.files import read_json
+from regard.errors import in_one_line
+from regard.files.reading import read_json
 
 from .family import Config, every_family
 

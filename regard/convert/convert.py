@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, UserError, build
-from regard.core import recipe as recipes
-from regard.core.errors import nearest, short
-from regard.core.files import must_be
 from regard.core.memory import must_fit, stacks
-from regard.core.paths import copy_files
+from regard.core.recipe import must_be_new, must_match
 from regard.data.tokenizer import Tokenizer
+from regard.errors import nearest, short
+from regard.files import recipe as recipes
+from regard.files.paths import copy_files
+from regard.files.reading import must_be
 from regard.folder import about, tokenizers
 from regard.train.session import session
 
@@ -145,7 +146,7 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
         must_be(origin.get("config", {}), Schema)
     except UserError as error:
         raise error.inside("config").inside("origin").of(short(run / "run.json")) from None
-    recipes.must_match(run / "recipe.toml", run / WHOLE)
+    must_match(run / "recipe.toml", run / WHOLE)
     model = shell(recipe)  # refuses a recipe that nothing can be built from
     family = _family_for(recipe, told, to)
     config = _config(family, recipe, origin) | ({} if origin else _marks(run, recipe))
@@ -314,7 +315,7 @@ def _plain(entry: Any) -> Any:
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
     """A folder to fill, which takes its name when all is done and leaves nothing behind when not."""
-    recipes.must_be_new(target)
+    must_be_new(target)
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     try:

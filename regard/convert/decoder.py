@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 from .encoder import labels
 from .family import Config, Family, dig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-from regard.core import recipe
+from regard.files import recipe
 
 from . import sentences
 from .family import Config, Family, dig

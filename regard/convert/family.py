@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from regard.core import UserError, recipe
-from regard.core.errors import nearest
-from regard.core.files import Natural, Positive, Range, must_be
+from regard.core import UserError
+from regard.errors import nearest
+from regard.files import recipe
+from regard.files.reading import Natural, Positive, Range, must_be
 
 from .folder import Folder
 from .rules import Key, Rule

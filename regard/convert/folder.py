@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
-from regard.core.files import Positive, Range, read_json
-from regard.core.paths import check_model_folder, named_path
+from regard.errors import in_one_line, short
+from regard.files.paths import check_model_folder, named_path
+from regard.files.reading import Positive, Range, read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt", "model.pth")

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from regard.core import UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 
 SCALINGS = {  # kind: their entry -> ours
     "linear": {"factor": "factor"},

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from regard.core import UserError
-from regard.core.errors import short
-from regard.core.files import Natural, read_json
-from regard.core.paths import named_path
+from regard.errors import short
+from regard.files.paths import named_path
+from regard.files.reading import Natural, read_json
 
 Table = dict[str, Any]
 POOLS = {"cls_token": "first", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}  # theirs -> ours

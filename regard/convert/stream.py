@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .folder import INDEX, TYPES, WHOLE, Known
 

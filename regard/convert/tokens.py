@@ -16,10 +16,10 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
-from regard.core.files import read_json
 from regard.data.tame import must_be_tame
 from regard.data.tokenizer import Marks, Tokenizer
+from regard.errors import in_one_line, short
+from regard.files.reading import read_json
 
 from . import spm, unigram
 from .folder import Config as Schema

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.core import UserError
-from regard.core.errors import short
+from regard.errors import short
 
 from . import spm
 

@@ -1,9 +1,10 @@
 """Contracts and assembly. Imports nothing else of regard."""
 
+from regard.errors import UserError
+
 from .context import Context, Memory
 from .dropout import Dropout
 from .embed import Embed
-from .errors import UserError
 from .head import Head
 from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
 from .model import Model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
+from regard.errors import UserError
 
 if TYPE_CHECKING:
     from .pattern import Pattern

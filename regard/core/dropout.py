@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from regard.errors import UserError
 from regard.native import training_kernels
 from regard.native.train import drop
-
-from .errors import UserError
 
 STEPS = 1 << 16  # 16 random bits decide, four times in one draw
 

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.native import train
 
 from .context import Context
 from .dropout import Dropout
-from .errors import UserError
 from .norm import Norm
 from .parts import name_of, part
 from .position import Position

@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError, nearest
+
 from .context import Context
 from .embed import Embed
-from .errors import UserError, nearest
 from .parts import name_of
 
 POOLS = ("first", "last", "mean", "max")

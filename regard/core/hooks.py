@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.native.private import GLOBAL_HOOKS, HOOKS
 
 from .context import Call, Context
-from .errors import UserError
 
 
 def hooked(module: nn.Module) -> bool:

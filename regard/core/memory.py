@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from .errors import UserError
+from regard.errors import UserError
 
 if sys.platform != "win32":
     import resource

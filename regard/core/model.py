@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError, nearest
+
 from .context import Call, Context, Memory, check_valid
 from .embed import Embed
-from .errors import UserError, nearest
 from .head import Head
 from .hooks import hooked
 from .mixer import Cost, Mixer, alike

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import UserError, in_one_line, nearest, nearest_key, short, shown
+from regard.errors import UserError, in_one_line, nearest, nearest_key, short, shown
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import UserError
+from regard.errors import UserError
+
 from .parts import name_of
 
 _name = lru_cache(name_of)  # of a class

@@ -9,7 +9,8 @@ import ast
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from .errors import UserError
+from regard.errors import UserError
+
 from .parts import find, make
 from .pattern import LARGEST, Pattern
 

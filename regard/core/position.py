@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.native.decode import RotaryTables
 
 from .context import Context
-from .errors import UserError
 
 
 class Position(nn.Module):

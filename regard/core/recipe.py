@@ -1,11 +1,8 @@
-"""Recipes: one published system per TOML file. Load, check, choose a size, override, build, save and load again."""
+"""Models from recipes: build, save and load again. files/recipe.py reads the recipes."""
 
 from __future__ import annotations
 
-import copy
-import os
 import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,196 +10,18 @@ import tomli_w
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
-from .errors import UserError, in_one_line, nearest, short
-from .files import must_be, must_be_plain, read_text
+from regard.errors import UserError, in_one_line, short
+from regard.files.paths import check_files, check_run_folder, copy_files
+from regard.files.recipe import Recipe, called, choose, load
+
 from .memory import in_bytes, model_bytes, must_fit
 from .model import Model
 from .parts import SIZES, fit, make
-from .paths import check_files, check_run_folder, copy_files
 from .product import own_maps
-from .synonyms import SYNONYMS
 from .towers import Towers
 
-FOLDER = Path(__file__).parent.parent / "recipes"
 FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
-SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
-
 SMALLEST = 16  # times smaller than in memory is a weight in a file at the most: two bits instead of float32
-
-Recipe = dict[str, Any]
-
-
-def names() -> list[str]:
-    """The recipes that come with regard."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
-
-
-def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
-    written = read(name)
-    try:
-        return choose(written, size, overrides)
-    except UserError as error:
-        raise error.of(called(name)) from None
-
-
-def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
-    recipe = copy.deepcopy(recipe)
-    for key in recipe:
-        if key not in SECTIONS:
-            raise UserError(f"unknown entry '{key}'{nearest(str(key), SECTIONS)}")
-    _has_model(recipe)
-    known = recipe.pop("size", {})
-    if not isinstance(known, dict) or not all(isinstance(table, dict) for table in known.values()):
-        raise UserError("holds tables, such as [size.tiny.model]", ("size",))
-    if size is not None:
-        if size not in known:
-            raise UserError(
-                f"unknown size '{size}'{nearest(size, known)}" if known else f"has no sizes, so no '{size}'"
-            )
-        try:
-            merge(recipe, known[size])
-        except UserError as error:
-            raise error.inside(size).inside("size") from None
-    for text in overrides:
-        override(recipe, text)
-    _has_model(recipe)
-    sections = dict.fromkeys(("objective", "train", "decode"), dict)
-    for entry, kind in (sections | dict.fromkeys(("title", "paper", "idea"), str)).items():
-        try:
-            must_be(recipe.get(entry, kind()), kind)
-        except UserError as error:
-            raise error.inside(entry) from None
-    return recipe
-
-
-def _has_model(recipe: Recipe) -> None:
-    if not isinstance(recipe.get("model"), dict):
-        raise UserError("a recipe needs a [model]")
-
-
-def sizes(name: str | Path) -> list[str]:
-    """The names of a recipe's sizes."""
-    known = read(name).get("size", {})
-    return list(known) if isinstance(known, dict) else []
-
-
-def read(name: str | Path) -> Recipe:
-    """A recipe as it is written, with all its sizes."""
-    path = _find(name)
-    text = read_text(path)
-    try:
-        written = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
-        raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
-    try:
-        must_be_plain(written)
-    except UserError as error:
-        raise error.of(called(path)) from None
-    return written
-
-
-def called(name: str | Path) -> str:
-    """How messages call a recipe: by its name when it is regard's, else by its file."""
-    return Path(name).stem if is_built_in(name) else short(Path(name))
-
-
-def is_built_in(name: str | Path) -> bool:
-    """Return whether a recipe is regard's, and not a file of the user's."""
-    path = Path(name)
-    return path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
-
-
-def _find(name: str | Path) -> Path:
-    path = Path(name)
-    if path.suffix == ".toml" or os.sep in str(name):
-        if not path.is_file():
-            near = nearest(path.name, (p.name for p in path.parent.glob("*.toml")))
-            raise UserError(f"there is no recipe file '{name}'{near}")
-        return path
-    built_in = FOLDER / f"{name}.toml"
-    if not built_in.is_file():
-        beside = f"; for a file, say './{name}.toml'" if Path(f"{name}.toml").is_file() else ""
-        raise UserError(f"unknown recipe '{name}'{beside or nearest(str(name), names())}")
-    return built_in
-
-
-def merge(base: dict, over: dict) -> None:
-    """Deep: tables are merged, unless the new one names another part; everything else is replaced.
-    A table with numbers as keys changes the entries of a list: [size.tiny.model.layer.0.feedforward]."""
-    for key, value in over.items():
-        old = base.get(key)
-        if isinstance(old, list) and isinstance(value, dict):
-            for index, change in value.items():
-                entry = old[_index(old, index, key)]
-                if not isinstance(entry, dict) or not isinstance(change, dict):
-                    raise UserError(f"'{key}.{index}' is not a table in both the recipe and the size")
-                merge(entry, change)
-        elif (
-            isinstance(value, dict) and isinstance(old, dict) and value.get("part", old.get("part")) == old.get("part")
-        ):
-            merge(old, value)
-        elif isinstance(value, dict) and isinstance(old, str) and "part" not in value:
-            base[key] = {"part": old, **value}
-        else:
-            base[key] = copy.deepcopy(value)
-
-
-def override(recipe: Recipe, text: str) -> None:
-    """'model.layer.0.mixer.heads=2': the value is read as TOML, and as plain words when that fails."""
-    path, equals, written = text.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
-        raise UserError(f"override '{text}' should look like model.width=256")
-    try:
-        value = tomllib.loads(f"value = {written}")["value"]
-    except (ValueError, RecursionError):
-        value = written.strip()
-    allowed = [key for key in SECTIONS if key != "size"]
-    if keys[0] not in allowed:
-        hint = nearest(keys[0], allowed)
-        if len(keys) == 1 and keys[0] in SYNONYMS:
-            hint = f"; did you mean '{SYNONYMS[keys[0]]}'?"
-        elif len(keys) == 1:
-            hint += "; settings are written train.KEY, model.KEY or decode.KEY (`regard settings` lists them)"
-        raise UserError(f"override '{text}': no entry '{keys[0]}'{hint}")
-    here: Any = recipe
-    try:
-        must_be_plain(value)
-        for key in keys[:-1]:
-            here = _enter(here, key)
-        _set(here, keys[-1], value)
-    except UserError as error:
-        raise UserError(f"override '{text}': {error.message}") from None
-
-
-def _enter(here: Any, key: str) -> Any:
-    """The table or list at `key`; made where it is missing, and a part's name becomes a table of that part."""
-    if isinstance(here, list):
-        return here[_index(here, key, "the list")]
-    if not isinstance(here, dict):
-        raise UserError(f"there is no '{key}' inside {here!r}")
-    if isinstance(here.get(key), str):
-        here[key] = {"part": here[key]}
-    return here.setdefault(key, {})
-
-
-def _set(here: Any, key: str, value: Any) -> None:
-    if isinstance(here, list):
-        here[_index(here, key, "the list")] = value
-    elif not isinstance(here, dict):
-        raise UserError(f"there is no '{key}' inside {here!r}")
-    elif isinstance(value, str) and isinstance(here.get(key), dict) and "part" in here[key]:
-        here[key] = {"part": value} if here[key]["part"] != value else here[key]
-    else:
-        here[key] = value
-
-
-def _index(here: list, key: str, what: str) -> int:
-    if not (key.isascii() and key.isdigit()) or int(key) >= len(here):
-        raise UserError(f"{what} has {len(here)} entries, counted from 0, and '{key}' is none of them")
-    return int(key)
 
 
 def build(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.errors import UserError
 from regard.native import inference_kernels
 from regard.native.decode import Program
 from regard.native.structs import NormParams
 
 from .context import Collected, Context
-from .errors import UserError
 from .hooks import GLOBAL_HOOKS, HOOKS, Steps, touched
 from .mixer import Cost, Mixer
 from .norm import Norm

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .errors import UserError
+from regard.errors import UserError
+
 from .model import Model
 from .parts import fit, make
 

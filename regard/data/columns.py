@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regard.core import UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 
 PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("question", "answer"), ("prompt", "response"),
          ("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"), ("word", "pronunciation"), ("word", "phonemes"),

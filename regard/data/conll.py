@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from regard.core import UserError
-from regard.core.errors import short
+from regard.errors import short
 
 from .batches import IGNORE, Batch, Bucketed, Sequences, pad_rows
 from .columns import Bad, Row, shown

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from regard.core import UserError
-from regard.core.errors import short
+from regard.errors import short
 
 from .columns import shown
 from .forms import SUFFIXES, check_contents, form_of, lines, plain

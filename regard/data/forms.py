@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .columns import ASK, Bad, Pick, Row, has_header, listed, may_be_header
 

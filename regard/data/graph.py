@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError, find
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .arrays import read_arrays
 from .batches import IGNORE, Batch

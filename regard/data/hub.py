@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, nearest
+from regard.errors import in_one_line, nearest
 
 from .columns import Pick
 from .forms import Numbered

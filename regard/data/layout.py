@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from regard.core import UserError
-from regard.core.errors import short
-from regard.core.files import Natural
+from regard.errors import short
+from regard.files.reading import Natural
 
 from .columns import Bad, Pick
 from .conll import Conll, is_conll

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .columns import Bad, Pick
 from .forms import Numbered, check_contents, opened, stamp

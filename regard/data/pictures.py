@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .arrays import read_arrays
 from .batches import Batch

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .read import Lines, Tick, silent
 from .tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from regard.core import UserError
-from regard.core.errors import nearest, short
+from regard.errors import nearest, short
 
 from . import folder, hub, split
 from .columns import Bad, Pick

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import short
+from regard.errors import short
 
 from .mel import RATE
 

@@ -22,8 +22,8 @@ from typing import TypedDict
 import tokenizers
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, nearest, short
-from regard.core.files import Natural, read_text
+from regard.errors import in_one_line, nearest, short
+from regard.files.reading import Natural, read_text
 from regard.machine import interruptible
 
 from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from regard.core import Model, UserError
-from regard.core.errors import in_one_line, short
+from regard.errors import in_one_line, short
 
 from .result import Hypothesis, Request
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 from regard.core import UserError
-from regard.core.errors import nearest
 from regard.core.recipe import must_be_new
+from regard.errors import nearest
 
 PROGRAMS = {
     "ctranslate2": ("ctranslate2",),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 
 
 def relu_squared(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.native import private
 
 from .fading import empty, exact, fade, with_ones

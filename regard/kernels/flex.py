@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.core import Pattern, Position, UserError
-from regard.core.errors import in_one_line
 from regard.core.parts import name_of
+from regard.errors import in_one_line
 from regard.native import private
 
 from .see import See

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.core import Context, Cost, Growth, Mixer, Score, Tap, UserError, part
-from regard.core.errors import nearest
 from regard.core.mixer import keep_rows, under
+from regard.errors import nearest
 
 from .reference import soft
 

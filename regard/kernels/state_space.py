@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, UserError
-from regard.core.errors import nearest
 from regard.core.mixer import keep_rows
+from regard.errors import nearest
 
 from .activation import activation as activate
 from .fading import exact

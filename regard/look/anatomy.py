@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.core import Embed, Growth, Mixer, Model, Norm, Pattern, Pointwise, Stack, Towers
 from regard.core.parts import name_of
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 from .sketch import count, stacks_of
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import pattern as pattern_picture
+from .amount import amount
 from .anatomy import Box, Picture, Spent, Tower
 from .picture import write
 
@@ -16,16 +17,6 @@ COLOURS = {"embed": "#e8dff5", "feedforward": "#fde8cf", "cross": "#d9efdc", "wi
 COLOURS |= {"position": "#e8dff5", "head": "#f8d9dc"}
 MIXER = "#d6e6f7"
 COLUMN, ROW, GAP = 4.6, 0.46, 0.34  # inches
-
-
-def amount(number: int | None) -> str:
-    """1234567 -> 1.23 M"""
-    if number is None:
-        return "—"
-    for size, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}" if number < 999.5 * size else f"{number / size:,.0f} {letter}"
-    return str(number)
 
 
 def heading(picture: Picture) -> str:

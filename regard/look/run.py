@@ -8,13 +8,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from regard.core import recipe as recipes
-from regard.core.errors import short
+from regard.errors import short
+from regard.files import recipe as recipes
 from regard.folder import about
 from regard.train import checkpoint
 from regard.train.settings import Settings
 
-from .recipe import amount
+from .amount import amount
 
 DATA = (
     "data",

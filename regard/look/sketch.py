@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.core import Model, Position, Stack, Towers, UserError, build
 from regard.core.memory import Weightless
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}  # tables in [model], by kind
 

@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.files.paths import sync
+
 from . import private
 from .structs import AttentionArgs, LinearParams, Workspace, check_sizes
 
@@ -125,18 +127,9 @@ def _make(command: list[str], path: Path) -> None:
         checksum.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         for new, final in ((library, path), (checksum, _checksum(path))):
             new.chmod(0o700)
-            _sync(new)
+            sync(new)
             new.replace(final)
-            _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(path.parent)
 
 
 def _checksum(path: Path) -> Path:

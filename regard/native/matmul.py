@@ -1,5 +1,5 @@
-"""Matrix products of many rows by matmul.cpp, for CPUs that torch's library was not made for. The second matrix is packed
-once and may be used again; an activation after the product is computed while its numbers are in the cache."""
+"""Matrix products of many rows by matmul.cpp, for CPUs that torch's library was not made for. The second matrix is
+packed once and may be used again; an activation after the product is computed while its numbers are in the cache."""
 
 from __future__ import annotations
 

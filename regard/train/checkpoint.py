@@ -24,9 +24,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from regard.core import UserError
-from regard.core.errors import in_one_line, short, shown
-from regard.core.files import Natural, Range, read_json
-from regard.core.paths import check_run_folder, sync
+from regard.errors import in_one_line, short, shown
+from regard.files.paths import check_run_folder, sync
+from regard.files.reading import Natural, Range, read_json
 
 MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
 EXTRA = "-extra"

@@ -17,13 +17,14 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.core import recipe as recipes
-from regard.core.errors import in_one_line, short
 from regard.core.memory import Weightless
-from regard.core.paths import check_run_folder
+from regard.core.recipe import keep_origin
 from regard.data import Corpus, Feed, Lines, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
+from regard.errors import in_one_line, short
+from regard.files import recipe as recipes
+from regard.files.paths import check_run_folder
 from regard.folder import about, must_have, tokenizers
 from regard.run import Run
 from regard.use.reader import Reader
@@ -203,7 +204,7 @@ class Prepared:
             for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             if self.job.origin:
-                recipes.keep_origin(Path(self.job.origin), self.folder)
+                keep_origin(Path(self.job.origin), self.folder)
             told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
             told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
             if isinstance(self.corpus.train, Lines):

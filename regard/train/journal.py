@@ -21,7 +21,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from regard.core import UserError
-from regard.core.errors import short
+from regard.errors import short
 
 from .checkpoint import why
 

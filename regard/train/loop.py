@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_model
 
 from regard.core import Model, UserError
-from regard.core.errors import short
 from regard.data.batches import Feed
+from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.convert import Family, every_family
 from regard.core import Model, UserError
-from regard.core import recipe as recipes
-from regard.core.errors import in_one_line, nearest, short
+from regard.errors import in_one_line, nearest, short
+from regard.files import recipe as recipes
 from regard.folder import about
 
 from . import checkpoint

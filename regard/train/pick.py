@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.core import UserError
-from regard.core import recipe as recipes
-from regard.core.errors import short
 from regard.data import Lines, open_corpus
 from regard.data.columns import TRIPLES, by_name, listed
 from regard.data.conll import is_conll
@@ -17,6 +15,8 @@ from regard.data.folder import existing, exists, main_place, share_of_rows
 from regard.data.forms import form_of
 from regard.data.matched import number
 from regard.data.read import Records, open_table
+from regard.errors import short
+from regard.files import recipe as recipes
 
 from .kinds import FEW, Column, are_labels, are_tags, headed, kind_of, numbering
 from .origin import check_task

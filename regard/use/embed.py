@@ -20,9 +20,9 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Context, UserError
-from regard.core.errors import short
 from regard.core.head import check_pool, pool
 from regard.decode import DecodeConfig, Ensemble
+from regard.errors import short
 from regard.run import AHEAD
 
 from .reader import Reader, together

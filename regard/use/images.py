@@ -17,11 +17,11 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Context, Model, UserError
-from regard.core.files import read_json
 from regard.data.batches import Batch
 from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
 from regard.data.pictures import Shown, open_part, open_pictures
 from regard.decode import DecodeConfig
+from regard.files.reading import read_json
 from regard.folder import about
 from regard.run import Prediction
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from regard.core import UserError
-from regard.core.errors import nearest
-from regard.core.files import Natural, must_be, read_json
 from regard.data.tokenizer import Tokenizer
 from regard.decode.result import Rule
 from regard.decode.rules import never, not_first, times, together
+from regard.errors import nearest
+from regard.files.reading import Natural, must_be, read_json
 from regard.folder import about
 
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")

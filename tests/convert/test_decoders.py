@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from regard.convert import convert, rope
 from regard.convert.check import check
 from regard.convert.family import every_family, family_of
-from regard.core import UserError, build, recipe
+from regard.core import UserError, build
+from regard.files import recipe
 
 from .live import agree, in_steps, mask, near, randomise, twins
 

@@ -14,8 +14,8 @@ from regard.convert import convert, every_family
 from regard.convert.check import check
 from regard.convert.family import family_of
 from regard.core import Context, UserError
-from regard.core.recipe import load
 from regard.data import Tokenizer
+from regard.files.recipe import load
 
 from .live import Twins, agree, in_steps, mask, near, randomise, twins
 

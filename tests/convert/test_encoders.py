@@ -10,8 +10,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from regard.convert import convert, every_family, family_of
-from regard.core import Context, UserError, build, recipe, restore
+from regard.core import Context, UserError, build, restore
 from regard.data import Tokenizer
+from regard.files import recipe
 
 from .encoders import CASES, SMALL, VALID, VOCAB, saved, theirs
 from .live import agree, config_of, near, twins

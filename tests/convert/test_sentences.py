@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from regard.convert import convert, every_family
 from regard.convert.sentences import read
-from regard.core import UserError, build, recipe, restore, save
+from regard.core import UserError, build, restore, save
+from regard.files import recipe
 
 from .encoders import CASES, LENGTHS, VALID, VOCAB, saved
 from .live import near

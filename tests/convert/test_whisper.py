@@ -5,7 +5,8 @@ import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperModel
 
 from regard.convert.family import family_of
-from regard.core import UserError, build, recipe
+from regard.core import UserError, build
+from regard.files import recipe
 
 from .live import agree, in_steps, mask, near, twins
 

@@ -4,7 +4,8 @@ import pytest
 
 import regard
 from regard import UserError
-from regard.core import memory, recipe
+from regard.core import memory
+from regard.files import recipe
 
 
 @pytest.mark.parametrize("name", recipe.names())

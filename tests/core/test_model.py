@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 
 
 def test_a_state_of_another_model_is_refused():

@@ -7,10 +7,11 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.core import UserError, recipe
+from regard.core import UserError
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig, Ensemble, Request, greedy
 from regard.evaluate import evaluate
+from regard.files import recipe
 from regard.run import Run
 
 from .lively import END, SOURCES, VOCAB, WAYS, Lively, LivelyAhead, ask, make, ragged, same

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from regard.core import Model, UserError, recipe, select
+from regard.core import Model, UserError, select
 from regard.decode import ModelDraft, NgramDraft, Request, greedy, result, sample, speculate
 from regard.decode.sample import SamplingParams
+from regard.files import recipe
 
 from .lively import END, MOST, START, VOCAB, WAYS, Lively, LivelyAhead, ask, make, same
 from .uncached import Uncached

@@ -13,7 +13,7 @@ import tomli_w
 
 import regard
 from regard.cli import main
-from regard.core.errors import UserError, printable
+from regard.errors import UserError, printable
 
 from .corpus import CONTROL, ESCAPES, hugging_face_folder, outcome, text_run
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.core import UserError, build
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 from regard.kernels.int8 import Int8Head, Int8Linear, quantise
 from regard.verify import laws
 

@@ -7,7 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regard import build
-from regard.core import losses, recipe
+from regard.core import losses
+from regard.files import recipe
 
 SHORT = 2048
 LINEAR = (

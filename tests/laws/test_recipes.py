@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import regard
-from regard.core import apart, recipe
+from regard.core import apart
+from regard.files import recipe
 from regard.verify import laws
 
 NAMES = recipe.names()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard import UserError
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 from regard.train import automatic
 from regard.train.automatic import Facts
 from regard.train.job import Job, start

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 from regard.train import automatic
 from regard.train.job import Job, start
 from regard.train.tasks.match import Matches

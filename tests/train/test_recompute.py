@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.core import Layer, Stack, losses
-from regard.core import recipe as recipes
+from regard.files import recipe as recipes
 
 SMALL = {
     "model": {"width": 12, "heads": 3, "depth": 3, "dropout": 0.3},

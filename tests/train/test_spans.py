@@ -11,6 +11,7 @@ import regard
 from regard import UserError
 from regard.data import IGNORE, Feed, Tokenizer
 from regard.evaluate import evaluate
+from regard.files import recipe as recipes
 from regard.run import Coded
 from regard.train.job import resume, start
 from regard.train.objectives.span_corruption import (
@@ -205,7 +206,7 @@ def test_pairs_instead(job, tmp_path):
 
 
 def test_what_was_said_is_filled_in(tokenizer):
-    recipe = regard.core.recipe.load("t5", "tiny", [*SMALL, "model.heads=1"])
+    recipe = recipes.load("t5", "tiny", [*SMALL, "model.heads=1"])
     run = SpanFiller(regard.build(recipe, vocab=tokenizer.size), tokenizer, tokenizer)
     (one,) = run.code(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
     zero, first, *_ = sentinels_of(tokenizer).tolist()

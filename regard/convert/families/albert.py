@@ -9,7 +9,8 @@ from regard.convert.encoder import Encoder
 from regard.convert.encoder import labels as count
 from regard.convert.family import Config
 from regard.convert.rules import Key, Rule, both
-from regard.core import UserError, recipe
+from regard.core import UserError
+from regard.files import recipe
 
 
 class Albert(Encoder):

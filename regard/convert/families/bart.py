@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from regard.convert.family import Config, Family, dig, put
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
-from regard.core import UserError, recipe
+from regard.core import UserError
+from regard.files import recipe
 
 ENCODER, DECODER = "model.encoder.layer.0", "model.decoder.layer.0"
 MIXERS = (f"{ENCODER}.mixer.weight_dropout", f"{DECODER}.mixer.weight_dropout", f"{DECODER}.cross.weight_dropout")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.convert.family import Config, dig
 from regard.convert.rules import Key, Rule, fused, interleaved, same
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 from .gpt2 import Gpt2
 

@@ -9,7 +9,7 @@ from regard.convert import rope
 from regard.convert.decoder import Decoder
 from regard.convert.family import Config, dig
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 MIXER, FEEDFORWARD = "model.layer.0.mixer", "model.layer.0.feedforward"
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from regard.convert.family import Config, dig, put
 from regard.convert.rules import Rule, same
-from regard.core import recipe
+from regard.files import recipe
 
 from .bart import Bart
 

@@ -12,7 +12,7 @@ from regard.convert.decoder import Decoder
 from regard.convert.family import Config, dig
 from regard.convert.rules import Key, Rule, fused, letters, same
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 OWN = "MPTForCausalLM"
 SLOPES, HIDDEN, SCORE = (

@@ -9,7 +9,7 @@ from regard.convert.family import Config, dig
 from regard.convert.rules import Key
 from regard.convert.window import pattern_of, window_of
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 from .llama import KEYS, Llama
 

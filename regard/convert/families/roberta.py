@@ -7,7 +7,8 @@ from typing import Any
 
 from regard.convert.encoder import Encoder
 from regard.convert.family import Config
-from regard.core import UserError, recipe
+from regard.core import UserError
+from regard.files import recipe
 
 
 class Roberta(Encoder):

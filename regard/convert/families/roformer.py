@@ -8,7 +8,7 @@ from typing import Any
 from regard.convert.encoder import Encoder
 from regard.convert.family import Config, dig
 from regard.convert.rules import Key, Rule, both, same
-from regard.core import recipe
+from regard.files import recipe
 
 
 class Roformer(Encoder):

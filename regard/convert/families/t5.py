@@ -8,7 +8,8 @@ from typing import Any
 
 from regard.convert.family import Config, Family, put
 from regard.convert.rules import ACTIVATIONS, Key, Rule, same
-from regard.core import UserError, recipe
+from regard.core import UserError
+from regard.files import recipe
 
 ENCODER, DECODER = "model.encoder.layer.0", "model.decoder.layer.0"
 MIXERS = (f"{ENCODER}.mixer", f"{DECODER}.mixer", f"{DECODER}.cross")

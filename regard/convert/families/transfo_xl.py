@@ -13,7 +13,7 @@ from typing import Any
 from regard.convert.family import Config, Family
 from regard.convert.rules import Key, Rule, both, fused, letters, same
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 HUGGING = {  # defaults of their config class
     "vocab_size": 267735, "cutoffs": [20000, 40000, 200000], "d_model": 1024, "d_embed": 1024, "n_head": 16,

@@ -10,8 +10,8 @@ from regard.convert.encoder import labels
 from regard.convert.family import Config, Family
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
 from regard.core import UserError
-from regard.core.recipe import Recipe
 from regard.data.images import Lens, to_preprocessor
+from regard.files.recipe import Recipe
 
 OLD = {
     "layer": "encoder.layer.{}", "q": "attention.attention.query", "k": "attention.attention.key",

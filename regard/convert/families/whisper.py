@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from regard.convert.family import Config, Family
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 NONE = {"back": lambda rate: rate or 0.0}  # a recipe that is silent about a dropout has none
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from regard.convert.family import Config, Family
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
 from regard.core import UserError
-from regard.core.recipe import Recipe
+from regard.files.recipe import Recipe
 
 MIXER = "model.layer.0.mixer"
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 
 KINDS = ("depthwise", "lightweight", "dynamic", "gated")
 MAPS = ("glu", "linear", "none")

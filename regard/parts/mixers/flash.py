@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Place, Position, UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.kernels.cache import write
 from regard.kernels.gated import ACTIVATIONS, Unit, position_for
 from regard.kernels.segments import pieces

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.kernels import See
 from regard.kernels.cache import grown, write
 from regard.kernels.gated import ACTIVATIONS, Unit, position_for

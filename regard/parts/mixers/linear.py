@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.kernels.activation import identity
 from regard.kernels.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Norm, Place, UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.kernels import See
 from regard.kernels.cache import Cache
 from regard.kernels.multihead import MultiHead

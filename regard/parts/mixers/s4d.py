@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.errors import nearest
+from regard.errors import nearest
 from regard.kernels.state_space import StateSpace, System, flat, hippo, pairs
 
 BEGINS = ("lin", "inv", "legs")

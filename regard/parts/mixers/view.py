@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from regard.core import Context, Cost, Growth, Mixer, Place, UserError, part
-from regard.core.errors import nearest
+from regard.errors import nearest
 
 CHOICES = ("aligned", "reversed", "last")
 

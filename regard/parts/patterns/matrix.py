@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.core.errors import in_one_line
-from regard.core.files import announced_bytes
+from regard.errors import in_one_line
+from regard.files.reading import announced_bytes
 
 
 @dataclass(frozen=True, eq=False)

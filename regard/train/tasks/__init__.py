@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from regard.core import Embed, UserError, find
-from regard.core.errors import shown
+from regard.errors import shown
 
 from .task import Say, Task, Tick, unseen
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.core import Model, UserError
-from regard.core.errors import short
 from regard.data import Batches, Corpus, Labelled, Lines, Sequences, Tokenizer, once
 from regard.data.columns import ASK, listed, may_be_header
 from regard.data.matched import number
+from regard.errors import short
 from regard.evaluate import gather
 from regard.train.dev import Dev
 from regard.train.learner import Objective

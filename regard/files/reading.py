@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple
 
-from numpy.lib import format as npy
-
-from .errors import UserError, in_one_line, short, shown
+from regard.errors import UserError, in_one_line, short, shown
 
 MOST = 1 << 27  # bytes of a JSON or TOML file
 DEEPEST = 40  # tables inside of tables
@@ -66,6 +64,8 @@ def read_json(path: Path, schema: Any = dict) -> Any:
 
 def announced_bytes(file: IO[bytes]) -> int:
     """The size of the array that the header of an .npy file announces."""
+    from numpy.lib import format as npy
+
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)

@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from .errors import UserError, short
+from regard.errors import UserError, short
 
 RUN_SUBFOLDERS = ("checkpoints", "data", "origin")  # whatever else a run folder holds is never opened
 
