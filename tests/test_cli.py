@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import regard
-from regard.cli import main
+from regard.cli import catalog, main
 from regard.core import parts
 from regard.files import recipe
 from regard.look import anatomy, sketch
 from regard.look import recipe as picture
+from regard.synonyms import RENAMED_FLAGS
 from regard.verify import golden, laws, report
 
 NAMES = recipe.names()
@@ -94,6 +95,38 @@ def test_systems(capsys, monkeypatch):
     rows = json.loads(said(capsys, ["systems", "--json"]))
     assert [row["name"] for row in rows] == NAMES
     assert all(row["idea"] and row["paper"] and row["year"] and row["sizes"] for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_parameters_is_true(name):
+    """`regard systems --count > regard/recipes/parameters.json` writes it anew."""
+    assert json.loads(catalog.COUNTS.read_text())[name] == catalog.count_parameters(name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], ["--help"], ["train", "--help"], ["systems"], ["systmes"], ["show", "gtp2"], ["train", "gtp2"]],
+    ids=str,
+)
+def test_torch_is_not_imported_to_print_text(given):
+    code = f"import sys; from regard.cli import main; main({given}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_FLAGS.items())
+def test_an_old_flag_is_told_its_new_name(old, new, capsys):
+    assert main(["predict", "run", old]) == 2
+    assert capsys.readouterr().err == f"regard: {old} is called {new}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("train.batch=5", "train.batch_tokens"), ("decode.most=5", "decode.max_new_tokens")]
+)
+def test_an_old_key_is_told_its_new_name(old, new, tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_text("a\tb\n" * 50)
+    given = ["train", "transformer", "--size", "tiny", "--data", str(tmp_path / "pairs.tsv"), "--steps", "1"]
+    assert main([*given, "--out", str(tmp_path / "run"), "--set", old]) == 2
+    assert f"did you mean '{new}'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NAMES)
