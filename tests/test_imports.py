@@ -1,13 +1,23 @@
-"""Who may import whom: core no sibling, kernels core, parts both, passes core, and the tools never a part."""
+"""Who may import whom: errors and files nobody, native those, then core, kernels and parts, each what stands before it;
+the tools never a part. And who may know ctypes, torch's private names, or torch at all."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent / "regard"
 TOOLS = ("train", "decode", "serve", "look", "compare", "data", "verify", "convert")
-ALLOWED = {"core": {"core"}, "kernels": {"core", "kernels"}, "parts": {"core", "kernels"}, "passes": {"core"}}
+FIRST = {"errors", "synonyms", "files"}  # without torch, so that the command line answers at once
+ALLOWED = {
+    "files": FIRST,
+    "native": {*FIRST, "native"},
+    "core": {*FIRST, "native", "core"},
+    "kernels": {*FIRST, "native", "core", "kernels"},
+    "parts": {*FIRST, "native", "core", "kernels"},
+    "passes": {*FIRST, "native", "core"},
+}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] in {*ALLOWED, *TOOLS})
 
 
@@ -55,3 +65,24 @@ def test_a_wrong_import_is_seen(tmp_path, monkeypatch):
         assert siblings(path) == {"kernels"}, text
     path.write_text("import torch\nfrom .context import Context\nfrom . import norm")
     assert siblings(path) == {"core"}
+
+
+EVERY = sorted(ROOT.rglob("*.py"))
+
+
+def test_ctypes_and_private_names_of_torch_stay_in_native():
+    private = re.compile(r"\bctypes\b|\btorch\._(?!_)|from torch\.[\w.]*\b_|torch\.\w+\._[a-zA-Z]")
+    found = [path.name for path in EVERY if "native" not in path.parts and private.search(path.read_text("utf-8"))]
+    assert found == []
+    assert private.search((ROOT / "native" / "private.py").read_text("utf-8"))  # the check itself
+
+
+def test_no_class_is_assigned_but_in_one_place():
+    found = [path.name for path in EVERY if "__class__ =" in path.read_text("utf-8")]
+    assert found == ["product.py"]
+
+
+def test_what_comes_first_does_without_torch():
+    for path in EVERY:
+        if path.relative_to(ROOT).parts[0].removesuffix(".py") in FIRST:
+            assert "torch" not in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text("utf-8"), re.M)

@@ -1,6 +1,20 @@
 """The command line: one file for each group of commands. Mistakes are told in a sentence."""
 
-from . import catalog, convert, demo, evaluate, export, merge, pack, predict, profile, settings, shortlist, train
+from . import (
+    catalog,
+    convert,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    merge,
+    pack,
+    predict,
+    profile,
+    settings,
+    shortlist,
+    train,
+)
 from .app import app, main
 
 __all__ = [
@@ -8,6 +22,7 @@ __all__ = [
     "catalog",
     "convert",
     "demo",
+    "doctor",
     "evaluate",
     "export",
     "main",

@@ -9,6 +9,18 @@ ctypes or a private name of torch.
     matmul.py     matrix products of many rows
 """
 
-from .build import Kernels, disabled, inference_kernels, load_kernels, threads_for, training_kernels
+from .build import (
+    Kernels,
+    disabled,
+    find_compiler,
+    inference_kernels,
+    load_kernels,
+    threads_for,
+    training_kernels,
+    why_unavailable,
+)  # fmt: skip
 
-__all__ = ["Kernels", "disabled", "inference_kernels", "load_kernels", "threads_for", "training_kernels"]
+__all__ = [
+    "Kernels", "disabled", "find_compiler", "inference_kernels", "load_kernels", "threads_for", "training_kernels",
+    "why_unavailable",
+]  # fmt: skip

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_double, c_int, c_long, c_uint64, c_void_p
@@ -81,20 +82,45 @@ class Kernels:
         self.multiplies = bool(library.prefers_own_matmul())  # better than torch
 
 
-@functools.cache
 def load_kernels() -> Kernels | None:
-    """None where they cannot be had."""
-    if os.environ.get("REGARD_NATIVE") == "0" or sys.platform == "win32":
-        return None
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    """Return the kernels, or None where they cannot be had; `why_unavailable` tells why."""
+    return _loaded()[0]
+
+
+def why_unavailable() -> str:
+    """Return why there are no kernels; an empty string where there are."""
+    return _loaded()[1]
+
+
+def find_compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+@functools.cache
+def _loaded() -> tuple[Kernels | None, str]:
+    if os.environ.get("REGARD_NATIVE") == "0":
+        return None, "REGARD_NATIVE is 0"
+    if sys.platform == "win32":
+        return None, "they are not made for Windows"
+    compiler = find_compiler()
     if compiler is None:
-        return None
+        return None, f"there is no C++ compiler ({', '.join(COMPILERS)}); install one, such as g++"
+    why = ""
     for flags in MACHINE:
         try:
-            return Kernels(ctypes.CDLL(str(_compiled([compiler, *FLAGS, *flags]))))
-        except (OSError, subprocess.SubprocessError, AttributeError):
-            continue  # with less
-    return None
+            return Kernels(ctypes.CDLL(str(_compiled([compiler, *FLAGS, *flags])))), ""
+        except (OSError, subprocess.SubprocessError, AttributeError) as error:
+            why = why or _reason(error)  # and again with fewer flags
+    why = f"{compiler} could not compile them: {why}"
+    warnings.warn(f"regard goes on with torch's slower operations, without its own kernels: {why}", stacklevel=2)
+    return None, why
+
+
+def _reason(error: Exception) -> str:
+    """Return what a compiler or a loader complains about, in one line."""
+    told = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else type(error).__name__)[:300]
 
 
 def _compiled(command: list[str]) -> Path:
@@ -152,12 +178,15 @@ def _is_own(found: os.stat_result, kind: int) -> bool:
 
 def _run(*commands: list[str]) -> None:
     """All at once, and quietly."""
-    no = subprocess.DEVNULL
-    running = [subprocess.Popen(command, stdin=no, stdout=no, stderr=no) for command in commands]
+    no, kept = subprocess.DEVNULL, subprocess.PIPE
+    running = [
+        subprocess.Popen(command, stdin=no, stdout=no, stderr=kept, text=True, errors="replace") for command in commands
+    ]
     try:
         for one, command in zip(running, commands, strict=True):
-            if one.wait(SECONDS):
-                raise subprocess.CalledProcessError(one.returncode, command)
+            _, errors = one.communicate(timeout=SECONDS)
+            if one.returncode:
+                raise subprocess.CalledProcessError(one.returncode, command, stderr=errors)
     finally:
         for one in running:
             one.kill()

@@ -370,7 +370,7 @@ def test_the_laws_hold_without_them(name, monkeypatch):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
 
 
-CODE = "from regard.native import load_kernels; print(load_kernels() is None)"
+CODE = "from regard.native import load_kernels; load_kernels(); print(load_kernels() is None)"
 
 
 def told(**more):
@@ -382,11 +382,14 @@ def test_without_a_compiler_there_are_none(tmp_path):
     assert told(PATH=str(tmp_path), HOME=str(tmp_path)) == ("True", "")
 
 
-def test_a_compiler_that_fails_is_no_error(tmp_path):
+def test_a_compiler_that_fails_is_told_once(tmp_path):
     bad = tmp_path / "c++"
-    bad.write_text("#!/bin/sh\nexit 1\n")
+    bad.write_text("#!/bin/sh\necho 'kernels.cpp:3: error: no such instruction' >&2\nexit 1\n")
     bad.chmod(0o755)
-    assert told(PATH=str(tmp_path), HOME=str(tmp_path)) == ("True", "")
+    out, warned = told(PATH=str(tmp_path), HOME=str(tmp_path))
+    assert out == "True"
+    assert f"{bad} could not compile them: kernels.cpp:3: error: no such instruction" in warned
+    assert warned.count("regard goes on") == 1
 
 
 def test_they_can_be_left_out(tmp_path):
