@@ -47,6 +47,7 @@ def test_commands_run(text, tmp_path, monkeypatch, capsys):
         "evaluate",
         "train",
         "profile",
+        "doctor",
         "export",
         "export",
     ]
