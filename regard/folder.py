@@ -102,9 +102,9 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     finished = checkpoint.finished(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     if graph:
-        if takes(face_of(model), "source"):
+        if takes(predictor_for(model), "source"):
             raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
-        return face_of(model)(model, folder, note)
+        return predictor_for(model)(model, folder, note)
     assert source is not None
     assert target is not None
     hashes = told.get("tokenizers") or [None, None]
@@ -120,10 +120,10 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
             )
         if known is not None and tokenizer.hash() != known:
             raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
-    face = face_of(model)
-    if face is Run:
+    predictor = predictor_for(model)
+    if predictor is Run:
         return Run(model, source, target, folder, bool(told.get("documents", True)), note, "origin" in told)
-    return face(model, source, target, folder, note)
+    return predictor(model, source, target, folder, note)
 
 
 def must_have(device: str) -> None:
@@ -152,16 +152,16 @@ FACES = {
 WRITERS = ("next_token", "segments")  # what a Run has learned
 
 
-def face_of(model: Model) -> Any:
+def predictor_for(model: Model) -> Any:
     """The class that answers with such a model."""
     objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
-    known = {face.split()[0] for face in FACES} | set(WRITERS)
+    known = {predictor.split()[0] for predictor in FACES} | set(WRITERS)
     if not isinstance(objective, str) or objective not in known:
         near = nearest(str(objective), known)
         raise UserError(f"recipe.toml: objective.part is {shown(objective)}, which is unknown{near}")
     reads = getattr(getattr(model, "embed", None), "reads", "text")
-    module, _, face = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
-    return getattr(import_module(f"regard.use.{module}"), face) if face else Run
+    module, _, predictor = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
+    return getattr(import_module(f"regard.use.{module}"), predictor) if predictor else Run
 
 
 def _unfinished(folder: Path, device: str) -> tuple[Model, str]:

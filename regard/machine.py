@@ -60,12 +60,12 @@ class Fork:
         self._silent = 0.0
         _limit(self.line, SILENCE)
 
-    def tell(self, *what: Any) -> None:
+    def send(self, *what: Any) -> None:
         self._used, self._silent = None, 0.0
         with self._lost():
             self.line.send(what)
 
-    def hear(self) -> Any:
+    def recv(self) -> Any:
         with self._lost():
             while not self.line.poll(LOOK_EVERY):
                 self.check()

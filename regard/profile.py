@@ -144,7 +144,7 @@ class Labels:
         stepping = [module for module in self.of if isinstance(module, Mixer)]
         try:
             for stack in self.stacks:
-                stack.together = False
+                stack.fuse_steps = False
             for module, part in self.of.items():
                 module.forward = self._under(part, module.forward)  # type: ignore[method-assign]
             for module in stepping:

@@ -341,7 +341,7 @@ class Run:
         """Among the tokens that go with those of the sources."""
         ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
         always = torch.tensor([*self.opening, self.target.end], device=self.device)
-        few = Fewer(self.model, torch.cat((self.shortlist.among(ids), always)).unique())
+        few = Fewer(self.model, torch.cat((self.shortlist.tokens_for(ids), always)).unique())
         return few.told(search(few, few.asked(request), config, self._seeds(coded, config)))
 
     @cached_property

@@ -30,7 +30,7 @@ def test_words_that_go_together_are_found():
     assert made.likely[30:].eq(NONE).all()
     assert {2, 79} <= set(made.common.tolist())
     assert len(made.common) <= 7
-    among = made.among(torch.tensor([3, 4, 3]))
+    among = made.tokens_for(torch.tensor([3, 4, 3]))
     assert {43, 44} <= set(among.tolist())
     assert among.tolist() == sorted(set(among.tolist()) - {NONE})
     assert len(among) <= 2 * 3 + 7
@@ -101,7 +101,7 @@ def test_from_the_command_line(tmp_path, capsys):
     assert main(ask) == 0
     few = [json.loads(line)[0]["tokens"] for line in capsys.readouterr().out.splitlines()]
     loaded = load(run)
-    among = loaded.shortlist.among(torch.tensor(loaded.source.encode(["nine two three ten"])[0]))
+    among = loaded.shortlist.tokens_for(torch.tensor(loaded.source.encode(["nine two three ten"])[0]))
     assert {"NINE", "TWO", "THREE", "TEN"} <= set(loaded.target.tokens(among.tolist()))
     assert len(among) < loaded.target.size
     assert {token for tokens in few for token in tokens} <= set(loaded.target.tokens(among.tolist()))

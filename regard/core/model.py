@@ -207,9 +207,9 @@ class Model(nn.Module):
             return self(tokens, valid=valid, segments=segments, call=call), call.state
         return self.forward(tokens, valid, segments=segments, call=call), call.state
 
-    def ahead(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    def last_hidden(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """The same, but only the vectors (batch, width) that say what comes after the last real one of every row's
-        tokens; `scores` makes scores of them, of as many at a time as one likes."""
+        tokens; `logits` makes logits of them, of as many at a time as one likes."""
         x, context, state = self._step(tokens, state, valid, None)
         if valid is None:
             return x[:, -1], state
@@ -247,21 +247,21 @@ class Model(nn.Module):
                     )
         return state if version.is_newest or version.is_newest_alive else state.copy()
 
-    def scores(self, x: Tensor) -> Tensor:
-        """Of what comes next: x (rows, width), as `ahead` gives them -> (rows, vocab)."""
+    def logits(self, x: Tensor) -> Tensor:
+        """Of what comes next: x (rows, width), as `last_hidden` gives them -> (rows, vocab)."""
         return self.head(x[:, None], Context.begin(len(x), 1, x.device))[:, 0]
 
-    def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        """`scores`, but of some tokens (n,) alone: (rows, n)."""
-        known = self.by_table()
+    def logits_for(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function like `logits` for some tokens (n,) alone: (rows, n)."""
+        known = self.output_projection()
         if known is None:
             raise UserError("this model's scores are not made by one product, so that none of them can be left out")
         before, table, bias = known
         table, bias = table[tokens], None if bias is None else bias[tokens]
         return lambda x: linear(before(x), table, bias)
 
-    def by_table(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
-        """Where `scores(x)` are one product, before(x) table^T + bias: `before`, table (vocab, n) and bias (vocab,)."""
+    def output_projection(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+        """Where `logits(x)` are one product, before(x) table^T + bias: `before`, table (vocab, n) and bias (vocab,)."""
 
         def known(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
             return self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))

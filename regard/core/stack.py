@@ -84,7 +84,7 @@ class Layer(Steps):
         return stream
 
 
-class Again:
+class CheckpointedLayer:
     """A layer that keeps only what enters it. What it needs in the backward pass is computed once more then, with the
     same random numbers and the same running statistics."""
 
@@ -128,11 +128,11 @@ class Stack(Steps):
 
     recompute: set it to keep only what enters each layer, and compute the layer again in the backward pass (Chen et al.
                2016, arXiv:1604.06174). Wirings that save memory in a way of their own are left to it.
-    together:  a step may be taken by one call of a kernel; else by its parts, which can then be seen.
+    fuse_steps: a step may be taken by one call of a kernel; else by its parts, which can then be seen.
     """
 
     recompute = False
-    together = True
+    fuse_steps = True
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Stack(Steps):
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
         chain = first.chain if len(kinds) == 1 and context.collected is None else Wiring.chain
-        layers = [Again(layer) for layer in self._layers] if self._recomputes else self._layers
+        layers = [CheckpointedLayer(layer) for layer in self._layers] if self._recomputes else self._layers
         if context.collected is None or context.collected.views is None:
             return first.leave(chain(layers, stream, context), self.norm, context)
         for layer in layers:
@@ -278,7 +278,7 @@ class Stack(Steps):
     def _at_once(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
         """The same step by one call of a kernel, where every part of it knows how. Nothing of it may be watched, learn
         or drop anything."""
-        if not self.together or x.shape[1] != 1 or self.training or torch.is_grad_enabled():
+        if not self.fuse_steps or x.shape[1] != 1 or self.training or torch.is_grad_enabled():
             return None
         known = inference_kernels(x)
         if known is None:

@@ -84,7 +84,7 @@ def beam(
 def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tuple[Tensor, Tensor]]:
     """How the `wide` likeliest next tokens are found, as `likeliest` tells them: in one go where all scores are one
     product, nobody changes them, and a kernel of our own can."""
-    known = model.by_table() if request.rule is None and hasattr(model, "by_table") else None
+    known = model.output_projection() if request.rule is None and hasattr(model, "output_projection") else None
     fast = None if known is None else inference_kernels(known[1])
     if known is None or fast is None or wide > min(fast.keep, len(known[1])) or not known[1].is_contiguous():
         return lambda coming: likeliest(coming, wide)

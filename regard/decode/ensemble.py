@@ -80,19 +80,19 @@ class Ensemble(nn.Module):
         scores, states = self._all(lambda model, own: model.step(tokens, own, valid), state)
         return mean(scores), states
 
-    def ahead(self, tokens: Tensor, state: tuple, valid: Tensor | None = None) -> tuple[Tensor, tuple]:
-        x, states = self._all(lambda model, own: model.ahead(tokens, own, valid), state)
+    def last_hidden(self, tokens: Tensor, state: tuple, valid: Tensor | None = None) -> tuple[Tensor, tuple]:
+        x, states = self._all(lambda model, own: model.last_hidden(tokens, own, valid), state)
         return torch.cat(x, -1), states
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         return tuple(model.reorder(own, rows) for model, own in zip(self._each, state, strict=True))
 
-    def scores(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """x (rows, width of all) -> log p (rows, vocab)."""
-        return mean([model.scores(own) for model, own in zip(self._each, self.split(x), strict=True)])
+        return mean([model.logits(own) for model, own in zip(self._each, self.split(x), strict=True)])
 
-    def among(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        makers = [model.among(tokens) for model in self._each]
+    def logits_for(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        makers = [model.logits_for(tokens) for model in self._each]
         return lambda x: mean([make(own) for make, own in zip(makers, self.split(x), strict=True)])
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row
 
 
 class Stepper(Protocol):
-    """What strategies need of a model. One that has `ahead` and `scores` as well, as regard's models do, is asked by
+    """What strategies need of a model. One that has `last_hidden` and `logits` as well, as regard's models do, is asked by
     them: then no scores are made but those of the next token, for some rows at a time."""
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> Any: ...
@@ -99,9 +99,9 @@ class Request(NamedTuple):
         """Take tokens (rows, n); what may come after the last real one of each row, which has said (rows, time) since
         its prefix, and the state after them."""
         is_hooked = isinstance(model, nn.Module) and hooked(model)  # and its hooks want the scores of all
-        if hasattr(model, "ahead") and not is_hooked:
-            x, state = model.ahead(tokens, state, valid)
-            return Next(x, model.scores, self, said, max(SCORES // model.vocab, 1)), state
+        if hasattr(model, "last_hidden") and not is_hooked:
+            x, state = model.last_hidden(tokens, state, valid)
+            return Next(x, model.logits, self, said, max(SCORES // model.vocab, 1)), state
         scores, state = model.step(tokens, state, valid)
         last = valid.sum(1) - 1 if valid is not None else torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
         rows = torch.arange(len(scores), device=scores.device)

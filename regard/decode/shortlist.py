@@ -40,7 +40,7 @@ class Shortlist:
     def __init__(self, likely: Tensor, common: Tensor):
         self.likely, self.common = likely, common
 
-    def among(self, source: Tensor) -> Tensor:
+    def tokens_for(self, source: Tensor) -> Tensor:
         """Target tokens, in their order, for all of these source tokens (n,) together."""
         found = torch.cat((self.common.to(source.device), self.likely.to(source.device)[source.unique()].flatten()))
         return found[found != NONE].unique()
@@ -121,13 +121,13 @@ class Fewer:
 
     def __init__(self, model: Model, among: Tensor):
         self.model, self.tokens, self.vocab = model, among, len(among)
-        self.start, self.reorder, self.scores = model.start, model.reorder, model.among(among)
+        self.start, self.reorder, self.logits = model.start, model.reorder, model.logits_for(among)
 
-    def ahead(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
-        return self.model.ahead(self.tokens[tokens], state, valid)
+    def last_hidden(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.model.last_hidden(self.tokens[tokens], state, valid)
 
-    def by_table(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
-        known = self.model.by_table() if hasattr(self.model, "by_table") else None
+    def output_projection(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
+        known = self.model.output_projection() if hasattr(self.model, "output_projection") else None
         if known is None:
             return None
         before, table, bias = known

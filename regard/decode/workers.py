@@ -53,17 +53,17 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> It
         busy = {}
         for helper in helpers:
             busy[helper.line] = helper, next(waiting)
-            helper.tell(busy[helper.line][1])
+            helper.send(busy[helper.line][1])
         while busy:
             ready = wait(list(busy), machine.LOOK_EVERY)
             for helper, _ in busy.values() if not ready else ():
                 helper.check()
             for line in ready:
                 helper, number = busy.pop(line)  # type: ignore[call-overload]
-                done = helper.hear()
+                done = helper.recv()
                 following = next(waiting, None)
                 if following is not None:
-                    helper.tell(following)
+                    helper.send(following)
                     busy[helper.line] = helper, following
                 yield jobs[number], done
     finally:

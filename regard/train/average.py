@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.native import private
 
 
-class Moving:
+class ExponentialMovingAverage:
     """The exponential moving average of some parameters; with a decay of 0 there is none, and nothing happens here."""
 
     def __init__(self, parameters: list[nn.Parameter], decay: float):

@@ -23,11 +23,11 @@ from regard.native import load_kernels
 from regard.native.malloc import keep_memory
 from regard.native.train import adding_to
 
-from .average import Moving
+from .average import ExponentialMovingAverage
 from .gradients import Gradients
-from .hands import Hands
 from .optimizer import Optimizer
 from .settings import Settings
+from .workers import Workers
 
 PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a CPU, times its width squared; and
 # at the least: what they leave behind stays small, and products stay large
@@ -83,7 +83,7 @@ class Learner:
             load_kernels()  # which helpers have then
         self.optimizer = Optimizer(model, settings)
         self.gradients = Gradients(self.optimizer.parameters)
-        self.moving = Moving(self.optimizer.parameters, settings.ema)
+        self.ema = ExponentialMovingAverage(self.optimizer.parameters, settings.ema)
         for module in model.modules():
             if isinstance(module, Stack):
                 module.recompute = settings.gradient_checkpointing
@@ -93,7 +93,7 @@ class Learner:
         self._splits = self.device.type == "cpu" and getattr(objective, "splits", False) and not self._asks_more
         self._splits &= not any(isinstance(m, Norm) and [*m.buffers()] for m in model.modules())  # of a whole batch
         self._part = max(PART // model.width**2, FEWEST) if self._splits else 0
-        self._hands: Hands | None = None
+        self._workers: Workers | None = None
         self._size = sum(p.numel() for p in self.optimizer.parameters)
         self.place = Place.of(feed)
         self._ready: tuple[list[Batch], Place, int] | None = None
@@ -121,7 +121,7 @@ class Learner:
         self.step, self.tokens, self.loss = self.step + 1, self.tokens + count, sum(nll) / count
         self.lr = rate()
         self.optimizer.step(self.lr, length)
-        self.moving.follow(self.step)
+        self.ema.follow(self.step)
         self.recent.append((time.perf_counter() - begun, inputs))
         return True
 
@@ -136,14 +136,14 @@ class Learner:
         cores = torch.get_num_threads() if self._splits and forks(self.device) else 1
         if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
             return self._learn_some([p for b in batches for p in (b.parts(self._part) if self._splits else [b])], count)
-        if self._hands is None or len(self._hands) != cores - 1:
-            self._hands = Hands(self._learn_some, self.gradients, cores - 1)
+        if self._workers is None or len(self._workers) != cores - 1:
+            self._workers = Workers(self._learn_some, self.gradients, cores - 1)
         parts = [part for batch in batches for part in batch.parts(self._part, cores)]
         torch.set_num_threads(1)
         try:
-            self._hands.give([parts[i::cores] for i in range(1, cores)], count)
+            self._workers.scatter([parts[i::cores] for i in range(1, cores)], count)
             sums = self._learn_some(parts[::cores], count)
-            return sums + [sums[0].new_tensor(nll) for nll in self._hands.take()]
+            return sums + [sums[0].new_tensor(nll) for nll in self._workers.gather()]
         finally:
             torch.set_num_threads(cores)
 
@@ -174,18 +174,18 @@ class Learner:
         return tokens / seconds if seconds else 0.0
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         """The model as it is used: the average of its weights where there is one. Learning then goes on as if nothing
         had been."""
         chance = self.random()
         try:
-            with self.moving.inside(), torch.no_grad():
+            with self.ema.inside(), torch.no_grad():
                 self.model.eval()
                 yield
         finally:
             self.set_random(chance)
 
-    def sound(self) -> bool:
+    def all_finite(self) -> bool:
         """All weights and running statistics are finite."""
         tensors = [t for t in (*self.model.parameters(), *self.model.buffers()) if t.is_floating_point()]
         return bool(torch.stack([t.isfinite().all() for t in tensors]).all())
@@ -194,7 +194,7 @@ class Learner:
         """All but the model, as tensors and as numbers. Where there is an average of the weights, it is meant to be
         inside the model now."""
         tensors = {f"optimizer/{name}": t for name, t in self.optimizer.state().items()} | self.random()
-        tensors |= {f"own/{i}": t for i, t in enumerate(self.moving.values)}
+        tensors |= {f"own/{i}": t for i, t in enumerate(self.ema.values)}
         if isinstance(self.objective, Remembers):
             tensors |= {f"objective/{name}": t for name, t in self.objective.state().items()}
         numbers = {"optimizer": self.settings.optimizer, "step": self.step, "tokens": self.tokens}
@@ -207,9 +207,9 @@ class Learner:
         self.optimizer.restore(_under("optimizer/", tensors))
         if isinstance(self.objective, Remembers):
             self.objective.restore(_under("objective/", tensors))
-        for i, value in enumerate(self.moving.values):
+        for i, value in enumerate(self.ema.values):
             value.copy_(tensors[f"own/{i}"])
-        self.moving.swap()
+        self.ema.swap()
         self.set_random(tensors)
         self.step, self.tokens = numbers["step"], numbers["tokens"]
 

@@ -154,7 +154,7 @@ class Trainer:
         due = over or self._divides(self.settings.eval_steps, int(PARTS * progress) > part and self._affordable)
         save = over or self._divides(self.settings.save_steps, due)
         self._tell()
-        if (due or save) and not self.learner.sound():
+        if (due or save) and not self.learner.all_finite():
             self._go_back(f"the weights were not finite after step {self.step}")
             return False
         self._keep(due, save)
@@ -205,7 +205,7 @@ class Trainer:
             return False
         begun = time.perf_counter()
         try:
-            with self.learner.shown(), self.stop.breakable():
+            with self.learner.eval_mode(), self.stop.breakable():
                 found = self.evaluate(self.model)
             self.pending = False
             self._looked = (time.perf_counter(), time.perf_counter() - begun)
@@ -238,7 +238,7 @@ class Trainer:
         if there is not None and not (due and checkpoint.is_extra(there)):
             return
         self.journal.flush()
-        with self.learner.moving.inside():  # so that model.safetensors is what was evaluated
+        with self.learner.ema.inside():  # so that model.safetensors is what was evaluated
             tensors, numbers = self.learner.state()
             numbers |= {"elapsed": self.elapsed, "pending": self.pending}
             numbers |= {"best": self.best, "waited": self.waited, "metrics": self.metrics}
@@ -287,7 +287,7 @@ class Trainer:
                 "look for what is strange in the data"
             )
         if self.journal is None:
-            if not self.learner.sound():
+            if not self.learner.all_finite():
                 raise UserError(
                     f"{what}, and there is no run folder to go back to: lower train.lr or train.max_grad_norm"
                 )
@@ -311,7 +311,7 @@ class Trainer:
     def _finish(self) -> None:
         """The model becomes what the run is for: the mean of the last checkpoints, the best one, or the last."""
         if self.journal is None:
-            return self.learner.moving.swap()
+            return self.learner.ema.swap()
         best = self.best["step"] if self.best else None
         paths = checkpoint.chosen(self.folder, self.settings.average, best, self.say)
         final = checkpoint.finish(self.journal.run, mean([path / checkpoint.MODEL for path in paths]))

@@ -61,13 +61,13 @@ class Lively:
 class LivelyAhead(Lively):
     """The same, asked as regard's models are: for the scores of a few rows at a time, and of the last column alone."""
 
-    def ahead(self, tokens, state, valid=None):
-        x, state = self.inner.ahead(tokens, state, valid)
+    def last_hidden(self, tokens, state, valid=None):
+        x, state = self.inner.last_hidden(tokens, state, valid)
         last = valid.sum(1) - 1 if valid is not None else torch.full((len(tokens),), tokens.shape[1] - 1)
         return torch.cat((tokens[range(len(tokens)), last][:, None].to(x), x), 1), state
 
-    def scores(self, x):
-        scores = self.inner.scores(x[:, 1:])
+    def logits(self, x):
+        scores = self.inner.logits(x[:, 1:])
         return 4 * F.layer_norm(scores, (VOCAB,)) + self.follows[x[:, 0].long()]
 
 

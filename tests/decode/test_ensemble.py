@@ -76,8 +76,8 @@ def test_what_a_shortlist_leaves(team):
     few = torch.tensor([1, 5, END, 11])
     x = torch.randn(3, sum(model.stack.width for model in team.models), dtype=torch.float64)
     parts = zip(team.models, team.split(x), strict=True)
-    wanted = sum(model.scores(own)[:, few].softmax(-1) for model, own in parts) / len(team.models)
-    torch.testing.assert_close(team.among(few)(x).exp(), wanted)
+    wanted = sum(model.logits(own)[:, few].softmax(-1) for model, own in parts) / len(team.models)
+    torch.testing.assert_close(team.logits_for(few)(x).exp(), wanted)
 
 
 def test_models_that_do_not_go_together_are_refused():

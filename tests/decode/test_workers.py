@@ -99,11 +99,11 @@ def test_long_work_is_waited_for(impatient):
 def test_a_process_that_does_not_listen_is_told(impatient, size):
     """Not even when what it is told is more than the line between holds."""
     helper = Fork(len, [], "a test")
-    helper.tell("three")
-    assert helper.hear() == 5
+    helper.send("three")
+    assert helper.recv() == 5
     os.kill(helper.process.pid, signal.SIGSTOP)
     with pytest.raises(UserError, match=r"helps in a test did nothing for 3 seconds"):
-        _ = helper.tell(bytes(size)), helper.hear()
+        _ = helper.send(bytes(size)), helper.recv()
     with pytest.raises(ProcessLookupError):
         os.kill(helper.process.pid, 0)
 
@@ -111,11 +111,11 @@ def test_a_process_that_does_not_listen_is_told(impatient, size):
 def test_an_answer_that_breaks_off_is_told(impatient):
     """Stopped in the middle of saying it."""
     helper = Fork(bytes, [], "a test")
-    helper.tell(1 << 26)
+    helper.send(1 << 26)
     assert helper.line.poll(30)
     os.kill(helper.process.pid, signal.SIGSTOP)
     with pytest.raises(UserError, match=r"helps in a test did nothing for 3 seconds"):
-        helper.hear()
+        helper.recv()
 
 
 def test_a_closed_helper_is_gone():

@@ -338,7 +338,7 @@ def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
     wanted = copy.deepcopy(model)
     found = taken(model, between=change, rows=rows)[0]
     model, attention = wanted, wanted.stack.layers[1].branches["mixer"]
-    wanted.stack.together = False
+    wanted.stack.fuse_steps = False
     near(found, taken(wanted, between=change, rows=rows)[0])
     near(*seen)
     assert not torch.allclose(found, taken(begin, rows=rows)[0])

@@ -165,7 +165,7 @@ def test_the_same_steps_follow(model, feed):
     one = Learner(model(0), NextToken(), feed(), settings)
     for _ in range(7):
         one.advance(lambda: 0.01)
-    with one.moving.inside():
+    with one.ema.inside():
         tensors, numbers = one.state()
         tensors = {name: t.clone() for name, t in tensors.items()}
         weights = {name: t.clone() for name, t in one.model.state_dict().items()}
@@ -182,7 +182,7 @@ def test_the_same_steps_follow(model, feed):
     assert (one.step, one.tokens, one.loss, one.place) == (other.step, other.tokens, other.loss, other.place)
     for mine, yours in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, yours)
-    for mine, yours in zip(one.moving.values, other.moving.values, strict=True):
+    for mine, yours in zip(one.ema.values, other.ema.values, strict=True):
         assert torch.equal(mine, yours)
 
 
@@ -215,7 +215,7 @@ def test_nothing_changes_when_the_loss_is_not_finite(model):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
     assert learner.step == 1
     assert learner.advance(lambda: 0.01)
-    assert learner.sound()
+    assert learner.all_finite()
     with torch.no_grad():
         learner.model.embed.table[3, 2] = float("inf")
-    assert not learner.sound()
+    assert not learner.all_finite()

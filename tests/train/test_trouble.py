@@ -333,10 +333,10 @@ def test_weights_that_are_not_finite(trainer, tmp_path):
             with torch.no_grad():
                 one.model.embed.table[3] = float("inf")
 
-    one.learner.moving.follow = spoil
+    one.learner.ema.follow = spoil
     one.train()
     assert said == ["the weights were not finite after step 8: back to step 4, without the batches that led there"]
-    assert one.learner.sound()
+    assert one.learner.all_finite()
 
 
 def test_without_a_folder(trainer):

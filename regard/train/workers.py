@@ -28,7 +28,7 @@ from .gradients import Gradients
 Learn = Callable[[Sequence[Batch], int], list[Tensor]]  # parts of a step over so many tokens -> sums of -log p
 
 
-class Hands:
+class Workers:
     """learn: what each process does with its share. many: processes besides this one."""
 
     def __init__(self, learn: Learn, gradients: Gradients, many: int):
@@ -39,36 +39,36 @@ class Hands:
         give_back_memory()
         gc.collect()
         gc.freeze()  # what is there now stays, and is not looked through again and again, here and in the others
-        self._hands: list[_Hand] = []
+        self._workers: list[_Worker] = []
         for _ in range(many):
-            self._hands.append(_Hand(learn, gradients, self._hands))
+            self._workers.append(_Worker(learn, gradients, self._workers))
         atexit.register(_close, weakref.ref(self))  # before multiprocessing waits for them
 
     def close(self) -> None:
         """All of them end, whatever they are doing."""
-        for hand in self._hands:
-            hand.close()
+        for worker in self._workers:
+            worker.close()
         gc.unfreeze()
 
     def __len__(self) -> int:
-        return len(self._hands)
+        return len(self._workers)
 
-    def give(self, shares: Sequence[Sequence[Batch]], count: int) -> None:
+    def scatter(self, shares: Sequence[Sequence[Batch]], count: int) -> None:
         """A share for each, of a step over `count` tokens; what they draw follows from torch's generator."""
         seeds = torch.randint(1 << 62, (len(self),)).tolist()
         with self._all_or_none():
-            for hand, share, seed in zip(self._hands, shares, seeds, strict=True):
-                hand.tell(_plain(share), count, seed)
+            for worker, share, seed in zip(self._workers, shares, seeds, strict=True):
+                worker.send(_plain(share), count, seed)
 
-    def take(self) -> list[float]:
+    def gather(self) -> list[float]:
         """When all are done: their gradients are added to those that are here. The sums of -log p."""
         sums = []
         with self._all_or_none():
-            for hand in self._hands:
-                nll, made = hand.hear()
+            for worker in self._workers:
+                nll, made = worker.recv()
                 sums.append(nll)
                 for index in made:
-                    self.gradients.add(index, hand.made[index])
+                    self.gradients.add(index, worker.made[index])
         return sums
 
     @contextmanager
@@ -81,13 +81,13 @@ class Hands:
             raise
 
 
-def _close(known: weakref.ref[Hands]) -> None:
-    hands = known()
-    if hands is not None:
-        hands.close()
+def _close(known: weakref.ref[Workers]) -> None:
+    workers = known()
+    if workers is not None:
+        workers.close()
 
 
-class _Hand(Fork):
+class _Worker(Fork):
     """Tells the sum of -log p, and the numbers of those that have a gradient now."""
 
     def __init__(self, learn: Learn, gradients: Gradients, others: Sequence[Fork]):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.core import UserError
-from regard.train import hands
+from regard.train import workers
 from regard.train.learner import Learner
 from regard.train.objectives.next_token import NextToken
 from regard.train.settings import Settings
@@ -53,7 +53,7 @@ def test_the_steps_are_those_of_one(model, learner, cores, many):
             assert one.advance(lambda: 1e-2)
             losses.append(one.loss)
         assert torch.get_num_threads() == count
-        assert (one._hands is not None) == (count > 1)
+        assert (one._workers is not None) == (count > 1)
         found.append((losses, [(p.detach().clone(), p.grad) for p in one.model.parameters()]))
     (losses, learned), (same_losses, same_learned) = found
     assert losses == pytest.approx(same_losses, rel=1e-9)
@@ -69,7 +69,7 @@ def test_the_same_steps_follow(model, learner, cores):
     one = learner(model(dropout=0.3), ema=0.9)
     for _ in range(2):
         one.advance(lambda: 1e-2)
-    with one.moving.inside():
+    with one.ema.inside():
         tensors, numbers = one.state()
         kept = {name: value.clone() for name, value in tensors.items()}, numbers
         weights = {name: value.clone() for name, value in one.model.state_dict().items()}
@@ -117,7 +117,7 @@ def test_a_process_that_ends_is_told(model, learner, cores):
     cores(2)
     one = learner(model(dropout=0.0))
     one.advance(lambda: 1e-2)
-    process = one._hands._hands[0].process
+    process = one._workers._workers[0].process
     os.kill(process.pid, signal.SIGTERM)  # which is for the first process alone
     assert one.advance(lambda: 1e-2)
     process.kill()
@@ -131,12 +131,12 @@ def test_none_is_left_over(end):
     program = (
         "import torch, time\n"
         "from regard.train.gradients import Gradients\n"
-        "from regard.train.hands import Hands\n"
+        "from regard.train.workers import Workers\n"
         "weight = torch.nn.Parameter(torch.ones(3))\n"
-        "hands = Hands(lambda share, count: [], Gradients([weight]), 2)\n"
-        "print(*(hand.process.pid for hand in hands._hands), flush=True)\n"
+        "workers = Workers(lambda share, count: [], Gradients([weight]), 2)\n"
+        "print(*(worker.process.pid for worker in workers._workers), flush=True)\n"
     )
-    program += {"by itself": "", "dropped": "del hands\ntime.sleep(60)"}.get(end, "time.sleep(60)")
+    program += {"by itself": "", "dropped": "del workers\ntime.sleep(60)"}.get(end, "time.sleep(60)")
     first = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in first.stdout.readline().split()]
     assert len(pids) == 2
@@ -167,12 +167,12 @@ def test_small_steps_are_left_to_one(model, learner, cores, monkeypatch):
     cores(2)
     one = learner(model(dropout=0.0))
     one.advance(lambda: 1e-2)
-    assert one._hands is None
+    assert one._workers is None
 
 
 def test_shared_numbers_are_the_same():
     for tensor in (torch.randn(3, 4), torch.randn(()), torch.zeros(0, 3), torch.arange(5)):
-        assert torch.equal(hands._shared(tensor), tensor)
+        assert torch.equal(workers._shared(tensor), tensor)
 
 
 # A helper that is stopped, or hangs.
@@ -191,7 +191,7 @@ def test_a_process_that_is_stopped_is_told(model, learner, cores, impatient, sto
     cores(3)
     one = learner(model(dropout=0.0))
     one.advance(lambda: 1e-2)
-    every = [hand.process for hand in one._hands._hands]
+    every = [worker.process for worker in one._workers._workers]
     for number in stopped:
         os.kill(every[number].pid, signal.SIGSTOP)
     with pytest.raises(UserError, match=r"helps in training did nothing for 3 seconds.*ended"):
@@ -206,19 +206,19 @@ PROGRAM = """
 import os, signal, sys
 from regard import machine
 from regard.cli import main
-from regard.train import hands, learner
+from regard.train import workers, learner
 
 machine.SILENCE, machine.LOOK_EVERY, learner.SPREAD = 3.0, 0.1, 1
-give, steps = hands.Hands.give, iter(range(99))
+scatter, steps = workers.Workers.scatter, iter(range(99))
 
 def given(self, *arguments):
     if next(steps) == 5 and sys.argv[1] == "stop":
-        for hand in self._hands:
-            os.kill(hand.process.pid, signal.SIGSTOP)
-        print("pids", *(hand.process.pid for hand in self._hands), flush=True)
-    give(self, *arguments)
+        for worker in self._workers:
+            os.kill(worker.process.pid, signal.SIGSTOP)
+        print("pids", *(worker.process.pid for worker in self._workers), flush=True)
+    scatter(self, *arguments)
 
-hands.Hands.give = given
+workers.Workers.scatter = given
 sys.exit(main(sys.argv[2:]))
 """
 
