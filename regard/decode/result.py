@@ -18,8 +18,8 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # scores (rows, vocab), what each row
 
 
 class Stepper(Protocol):
-    """What strategies need of a model. One that has `last_hidden` and `logits` as well, as regard's models do, is asked by
-    them: then no scores are made but those of the next token, for some rows at a time."""
+    """What strategies need of a model. Of one that has `last_hidden` and `logits` as well, as regard's models do, no
+    logits are made but those of the next token, for some rows at a time."""
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> Any: ...
 
