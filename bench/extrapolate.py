@@ -22,6 +22,7 @@ import results
 import runs
 import shakespeare
 from regard.evaluate import evaluate
+from regard.machine import tune
 
 PICTURE = Path(__file__).parents[1] / "docs" / "extrapolation.png"
 TRAINED = 128
@@ -131,4 +132,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

@@ -24,6 +24,7 @@ import runs
 import shakespeare
 from regard.files import recipe as recipes
 from regard.folder import load
+from regard.machine import tune
 from regard.run import DecodeConfig
 
 TRAIN = {
@@ -156,4 +157,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

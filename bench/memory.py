@@ -56,7 +56,10 @@ def peak(held: Held) -> float:
 def work(folder: Path, size: int, budget: int, minutes: float) -> None:
     """Tells, as JSON, seconds and the peak after preparing and after training."""
     held = Held()
+    from regard.machine import tune
     from regard.train.job import Job, start
+
+    tune()
 
     ends = [f"train.minutes={minutes}", f"train.batch_tokens={budget}", "train.warmup=200"]
     job = Job(

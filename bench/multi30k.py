@@ -20,6 +20,7 @@ from sacremoses import MosesDetokenizer
 import results
 import runs
 from regard import load
+from regard.machine import tune
 from regard.metrics import whole
 from regard.run import DecodeConfig
 
@@ -123,4 +124,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

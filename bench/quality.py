@@ -28,6 +28,7 @@ from regard.convert import convert
 from regard.core import Model
 from regard.data.batches import pad_rows
 from regard.decode import Request, greedy
+from regard.machine import tune
 from regard.metrics import whole
 from train import coded, hugging, numbers, pairs, sentences
 
@@ -148,4 +149,5 @@ def picture(curves: dict[str, list[Point]], wanted: float, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

@@ -18,6 +18,7 @@ import multi30k
 import results
 import runs
 from regard import load
+from regard.machine import tune
 from regard.run import DecodeConfig, Run
 
 COUNTS = (500, 1000, 2000, 4000, 8000)
@@ -93,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

@@ -26,6 +26,7 @@ from torch import Tensor
 import regard
 import results
 from regard.convert import convert
+from regard.machine import tune
 from regard.metrics import spearman
 
 WANTED = 82.0  # Spearman, times 100
@@ -126,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

@@ -29,6 +29,7 @@ from regard.core.recipe import save_beside
 from regard.export import export
 from regard.files import recipe as recipes
 from regard.folder import load
+from regard.machine import tune
 from regard.metrics import whole
 
 
@@ -124,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    tune()
     main()

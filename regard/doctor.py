@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard import __version__
 from regard.core.memory import machine_memory
-from regard.native import find_compiler, load_kernels, why_unavailable
+from regard.machine import cpu_lines
+from regard.native.build import find_compiler, load_kernels, why_unavailable
 
 INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "neon", "asimd", "sve")
 
@@ -20,7 +20,7 @@ def examine() -> dict[str, Any]:
     """Return what is there, by section, and under "advice" what would help, in sentences."""
     kernels = load_kernels()
     machine = {
-        "cpu": _cpu_lines("model name")[:1] or [platform.processor() or platform.machine()],
+        "cpu": cpu_lines("model name")[:1] or [platform.processor() or platform.machine()],
         "cores": _cores(),
         "instruction sets": _instruction_sets(),
         "memory": machine_memory(),
@@ -63,17 +63,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cpu_lines(entry: str) -> list[str]:
-    """Return what /proc/cpuinfo says for an entry, once for every core; nothing where there is no such file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(entry)]
-
-
 def _instruction_sets() -> list[str]:
-    known = {word for entry in ("flags", "Features") for line in _cpu_lines(entry) for word in line.split()}
+    known = {word for entry in ("flags", "Features") for line in cpu_lines(entry) for word in line.split()}
     return [name for name in INSTRUCTIONS if name in known]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.errors import UserError
+from regard.native.malloc import keep_memory
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +29,44 @@ SILENCE = 120.0  # seconds without any work, after which a helper that should be
 LOOK_EVERY = 1.0  # seconds between two looks at one
 
 
+_tuned: list[bool] = []  # holds something once `tune` was called
+
+
+def tune() -> None:
+    """Let regard treat this process as its own, for speed: freed memory stays with it, training and decoding start
+    worker processes and set the number of threads while they run, and oneDNN is told to leave alone what a virtual
+    machine hides. The command line calls this first; a host program may, before it uses torch. Without it, `load` and
+    `predict` change nothing in the process that they run in."""
+    _tuned[:] = [True]
+    keep_memory()
+    if _hides_amx_sizes():  # which oneDNN would use nevertheless in half precision, and die of it
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+
+def is_tuned() -> bool:
+    return bool(_tuned)
+
+
 def forks(device: torch.device) -> bool:
-    """Whether helpers on this device can be forks. A thread may hold what a fork of another would wait for, hence the
-    first thread alone."""
+    """Return whether workers on this device can be forks of this process: see `tune`. A thread may hold what a fork of
+    another would wait for, hence the first thread alone."""
     first = threading.current_thread() is threading.main_thread()
-    return device.type == "cpu" and sys.platform == "linux" and first
+    return is_tuned() and device.type == "cpu" and sys.platform == "linux" and first
+
+
+def cpu_lines(entry: str) -> list[str]:
+    """Return what /proc/cpuinfo says for an entry, once for every core; nothing where there is no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(entry)]
+
+
+def _hides_amx_sizes() -> bool:
+    """Return whether there are matrix tiles (AMX) whose sizes the CPU does not tell, as in some virtual machines."""
+    flags, level = cpu_lines("flags")[:1], cpu_lines("cpuid level")[:1]
+    return bool(flags and level) and "amx_tile" in flags[0].split() and int(level[0]) < 0x1D
 
 
 class HelperLost(UserError):

@@ -27,9 +27,8 @@ from regard.decode.config import SAMPLED, sampling
 from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.workers import at_once
-from regard.machine import forks
+from regard.machine import forks, is_tuned
 from regard.metrics import BITS
-from regard.native.malloc import keep_memory
 
 __all__ = ["Alignment", "DecodeConfig", "Prediction", "Run"]
 
@@ -186,7 +185,6 @@ class Run:
             raise UserError("texts come in a list: for a single one, say [text]")
         if attention and not self.pairs:
             raise UserError("a language model has no source, so there is no alignment with it")
-        keep_memory()
         source, begun = iter(texts), 0
         while some := list(islice(source, ahead)):
             coded = self.code(some, config, begun)
@@ -285,8 +283,8 @@ class Run:
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
     def _workers(self, rows: int) -> int:
-        """How many batches are worked on at once."""
-        most = torch.get_num_threads() if self.device.type == "cpu" else 1
+        """Return how many batches are worked on at once: one in a host's process, where no worker may be started."""
+        most = torch.get_num_threads() if self.device.type == "cpu" and is_tuned() else 1
         return max(min(most, rows // ALONE), 1)
 
     def _batches(self, coded: list[Coded], config: DecodeConfig, workers: int) -> list[list[int]]:

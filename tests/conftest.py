@@ -5,9 +5,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # those who wait for others
 import pytest
 import torch
 
-from regard.native import load_kernels
+from regard.machine import tune
 
-load_kernels()  # before torch multiplies in half precision: see there
+tune()  # as the command line does; test_guest.py tests what is without
 torch.set_num_threads(1)  # two workers share two cores
 
 

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from regard.cli import main
-from regard.native import load_kernels
+from regard.native.build import load_kernels
 
 
 def test_facts_as_json(capsys):

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CODE = """
 import pathlib, regard, torch
-from regard.native import load_kernels, why_unavailable
+from regard.native.build import load_kernels, why_unavailable
 assert pathlib.Path(regard.__file__).is_relative_to({place!r}), regard.__file__
 assert load_kernels() or "compiler" in why_unavailable()
 model = regard.build("gpt2", size="tiny", vocab=61).eval()

@@ -19,7 +19,9 @@ if which == "ours":
     from regard import restore
     from regard.decode import Request, greedy
     from regard.kernels.int8 import quantise
+    from regard.machine import tune
 
+    tune()
     model = restore(folder).eval()
     if "int8" in sys.argv:
         quantise(model)

@@ -15,6 +15,7 @@ import torch
 
 from regard import restore, save
 from regard.data.batches import IGNORE, Batch, Feed, forced
+from regard.machine import tune
 from regard.train.learner import Learner
 from regard.train.objectives.masked import Masked
 from regard.train.objectives.next_token import NextToken
@@ -22,6 +23,7 @@ from regard.train.schedule import factor
 from regard.train.settings import Settings
 from worker import Held, serve
 
+tune()
 folder, file, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 told = json.loads(Path(file).read_text())
 

@@ -68,7 +68,9 @@ else:
 
     import regard
     from regard.decode import DecodeConfig
+    from regard.machine import tune
 
+    tune()
     torch.set_num_threads(threads)
     run = regard.load(folder, int8="int8" in more)
     stop = next((word.partition("=")[2] for word in more if word.startswith("stop=")), "full")

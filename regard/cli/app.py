@@ -13,7 +13,7 @@ import typer
 
 from regard import __version__
 from regard.errors import UserError, printable
-from regard.machine import command_line, leave
+from regard.machine import command_line, leave, tune
 from regard.synonyms import RENAMED_FLAGS
 
 SYSTEM = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP}
@@ -68,6 +68,7 @@ def dump(data: Any, indent: int | None = 2) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """0 when all is well, 1 when something does not hold, 2 when the user has to mend something, 130 after Ctrl-C."""
     try:
+        tune()
         with command_line():
             code = app(arguments, prog_name="regard", standalone_mode=False)
         sys.stdout.flush()

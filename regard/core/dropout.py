@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.errors import UserError
-from regard.native import training_kernels
+from regard.native.build import training_kernels
 from regard.native.train import drop
 
 STEPS = 1 << 16  # 16 random bits decide, four times in one draw

@@ -25,6 +25,10 @@ if sys.platform != "win32":
 MAKERS = (torch.empty, torch.rand, torch.randn)
 FILLERS = {getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "zero_", "fill_", "copy_", "__setitem__")}
 FILLERS |= {fill for name, fill in vars(nn.init).items() if name.endswith("_") and callable(fill)}
+DRAWING_MAKERS = (torch.rand, torch.randn)
+DRAWING_FILLERS = {torch.Tensor.normal_, torch.Tensor.uniform_} | {
+    fill for name, fill in vars(nn.init).items() if name.endswith(("uniform_", "normal_")) and callable(fill)
+}
 SMALL = 1 << 30  # bytes: a model that cannot be larger is not counted
 COPIES = 16  # square matrices of the largest size that a layer may have, by which "cannot be larger" is judged
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
@@ -41,6 +45,20 @@ class Weightless(TorchFunctionMode):
             return target if target.is_meta else func(*args, **given)
         if func in MAKERS and given.get("device") is None and given.get("generator") is None:
             given["device"] = "meta"
+        return func(*args, **given)
+
+
+class Undrawn(TorchFunctionMode):
+    """The random numbers that weights begin with are not drawn, since the weights are about to be loaded: that is
+    faster, and the random state of a host stays as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = dict(kwargs or {})
+        if given.get("generator") is None and func in (*DRAWING_FILLERS, *DRAWING_MAKERS):
+            given.pop("generator", None)
+            if func in DRAWING_FILLERS:
+                return args[0] if args else given["tensor"]
+            return torch.zeros(*args, **given)
         return func(*args, **given)
 
 

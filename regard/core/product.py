@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.native import Kernels, inference_kernels, load_kernels, train, training_kernels
+from regard.native import train
+from regard.native.build import Kernels, inference_kernels, load_kernels, training_kernels
 from regard.native.decode import Program, apply, linear_params
 from regard.native.matmul import pack_matrix, pays
 from regard.native.structs import LinearParams

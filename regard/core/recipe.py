@@ -14,7 +14,7 @@ from regard.errors import UserError, in_one_line, short
 from regard.files.paths import check_files, check_run_folder, copy_files
 from regard.files.recipe import Recipe, called, choose, load
 
-from .memory import in_bytes, model_bytes, must_fit
+from .memory import Undrawn, in_bytes, model_bytes, must_fit
 from .model import Model
 from .parts import SIZES, fit, make
 from .product import own_maps
@@ -121,7 +121,8 @@ def restore(folder: str | Path, device: str = "cpu") -> Model:
             raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
     weights = folder / "model.safetensors"
     must_match(folder / "recipe.toml", weights)
-    model = build(folder / "recipe.toml")
+    with Undrawn():
+        model = build(folder / "recipe.toml")
     try:
         load_model(model, str(weights), device=device)
     except SafetensorError as error:

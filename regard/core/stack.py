@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
-from regard.native import inference_kernels
+from regard.native.build import inference_kernels
 from regard.native.decode import Program
 from regard.native.structs import NormParams
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.core import UserError, select
 from regard.kernels.cross_entropy import BITS
 from regard.kernels.top import top
-from regard.native import inference_kernels
+from regard.native.build import inference_kernels
 from regard.native.decode import likeliest as best_words
 from regard.native.matmul import pack_matrix
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from regard.core import Memory, UserError, select
 from regard.core.hooks import hooked
-from regard.native.malloc import keep_memory
 
 SCORES = 2_500_000  # made at a time: they stay in the CPU's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
@@ -75,8 +74,6 @@ class Request(NamedTuple):
     def begin(self, model: Stepper) -> tuple[Next, Any]:
         """What may be the first new token, and the state after the prefix."""
         self._check()
-        if self.prefix.device.type == "cpu":
-            keep_memory()
         batch, same = len(self.prefix), self._same()
         state = model.start(1 if same else batch, self.room, memory=self.memory)
         if same:  # what all rows begin with is read once

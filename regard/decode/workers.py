@@ -12,7 +12,7 @@ import torch
 
 from regard import machine
 from regard.machine import Fork
-from regard.native import load_kernels
+from regard.native.build import load_kernels
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.mixer import under
-from regard.native import inference_kernels
+from regard.native.build import inference_kernels
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
 AHEAD = 24  # slots that there is room for besides those in use: memory that is never used costs, too

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.native import Kernels, private, train, training_kernels
+from regard.native import private, train
+from regard.native.build import Kernels, training_kernels
 from regard.native.matmul import multiply, pack_matrix, pays, product_into
 
 ROWS = 300  # at a time, at the most

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.core import Context, Head, Model, Position, UserError
 from regard.core.passes import exchange
 from regard.core.product import few, flat, is_plain_linear
-from regard.native import inference_kernels
+from regard.native.build import inference_kernels
 from regard.native.decode import apply, linear_params
 from regard.native.structs import LinearParams
 

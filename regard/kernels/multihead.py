@@ -29,7 +29,8 @@ from regard.core.hooks import inside_touched
 from regard.core.parts import name_of
 from regard.core.pattern import blind, pairs, slots
 from regard.core.product import alone, learns, maps
-from regard.native import train, training_kernels
+from regard.native import train
+from regard.native.build import training_kernels
 from regard.native.decode import RotaryTables, plan_attention, update_attention
 from regard.native.structs import FusedBranch, LinearParams
 

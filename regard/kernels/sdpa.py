@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Position
-from regard.native import Kernels, inference_kernels, load_kernels, train, training_kernels
+from regard.native import train
+from regard.native.build import Kernels, inference_kernels, load_kernels, training_kernels
 from regard.native.decode import attend as attend_few
 
 from .see import See

@@ -7,20 +7,5 @@ ctypes or a private name of torch.
     decode.py     a decoding step: linear maps of few rows, attention over a cache, a whole stack in one call
     train.py      attention, feed-forwards, embeddings and dropout with their gradients
     matmul.py     matrix products of many rows
+    malloc.py     what the C library does with freed memory
 """
-
-from .build import (
-    Kernels,
-    disabled,
-    find_compiler,
-    inference_kernels,
-    load_kernels,
-    threads_for,
-    training_kernels,
-    why_unavailable,
-)  # fmt: skip
-
-__all__ = [
-    "Kernels", "disabled", "find_compiler", "inference_kernels", "load_kernels", "threads_for", "training_kernels",
-    "why_unavailable",
-]  # fmt: skip

@@ -68,8 +68,6 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL):
         check_sizes(library)
-        if library.hides_amx_sizes():  # which torch's library for half precision would use nevertheless, and die of it
-            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
         self.rows, panel, self.keep = (library.sizes(which) for which in range(3))
         self.panel = {dtype: panel // dtype.itemsize for dtype in KINDS}
         self.named = {}

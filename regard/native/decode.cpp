@@ -1,12 +1,9 @@
 // What decoding on a CPU spends its time on, where torch's own operations are far from what the machine can do:
 // products of a few rows, products in eight bits, attention of a few queries over a cache, the top_k words.
-// Compiled when first wanted and called by core/native.py; everything here is also computed by torch where there is no
+// Compiled when first wanted and called by native/decode.py; everything here is also computed by torch where there is no
 // compiler, and tested against that. Memory is the caller's; nothing is allocated, nothing is kept.
 
 #include "vector.h"
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 // y = x W^T + b. W is read once, by all cores; its rows lie as torch has them. Those some way behind are fetched
 // meanwhile, channels from `begin` to `end`: each of several calls for the same rows of W fetches its share.
@@ -573,17 +570,6 @@ template <typename Real> static void top_k(const Real *x, const Real *packed, co
 KERNELS(float, float32)
 KERNELS(double, float64)
 extern "C" int sizes(int which) { return which == 0 ? ROWS : which == 1 ? PANEL * BYTES : KEEP; }
-
-// Whether there are matrix tiles (AMX) whose sizes the CPU does not tell, as in some virtual machines.
-extern "C" int hides_amx_sizes(void) {
-#if defined(__x86_64__)
-    enum { FEATURES = 7, TILES = 1 << 24, SIZES = 0x1D };
-    unsigned a, b, c, d;
-    return __get_cpuid_count(FEATURES, 0, &a, &b, &c, &d) && (d & TILES) && __get_cpuid_max(0, 0) < SIZES;
-#else
-    return 0;
-#endif
-}
 
 // The bytes of each struct that structs.py mirrors, in its order.
 extern "C" int struct_size_decode(int which) {

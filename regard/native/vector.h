@@ -113,7 +113,7 @@ INLINE Of<double>::Vector power(Of<double>::Vector x) {
     return x;
 }
 
-// The bends of feed-forwards, by the numbers that core/native.py gives them.
+// The activations of feed-forwards, by the numbers that native/decode.py gives them.
 template <typename Real> INLINE Real activation(Real x, int how) {
     switch (how) {
     case 1: return x > 0 ? x : x != x ? x : Real(0);  // relu

@@ -19,8 +19,7 @@ from torch import Tensor
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.data.batches import Batch, Feed
 from regard.machine import forks
-from regard.native import load_kernels
-from regard.native.malloc import keep_memory
+from regard.native.build import load_kernels
 from regard.native.train import adding_to
 
 from .average import ExponentialMovingAverage
@@ -78,7 +77,6 @@ class Learner:
     def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
         self.device = next(model.parameters()).device
-        keep_memory()
         if self.device.type == "cpu":
             load_kernels()  # which helpers have then
         self.optimizer = Optimizer(model, settings)

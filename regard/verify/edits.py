@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, part
 from regard.core.parts import name_of
 from regard.core.product import FEW
-from regard.native import disabled
+from regard.native.build import disabled
 
 from . import laws
 from .laws import Finding, Subject

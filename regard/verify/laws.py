@@ -49,7 +49,7 @@ from regard.core import (
 )
 from regard.core.mixer import each
 from regard.kernels import Attend
-from regard.native import disabled
+from regard.native.build import disabled
 
 LIMIT = 1e-9
 

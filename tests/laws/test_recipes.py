@@ -73,7 +73,10 @@ def test_saves_and_loads(name, tmp_path):
     model(**given).square().mean().backward()
     torch.optim.Adam(model.parameters(), 0.01, fused=True).step()  # tells no version of the weights
     regard.save(model, tmp_path / "model")
+    drawn = torch.get_rng_state()
     again = regard.restore(tmp_path / "model").eval()
+    assert torch.equal(torch.get_rng_state(), drawn)  # which is the host's
+    assert all(torch.equal(now, dict(model.named_buffers())[name]) for name, now in again.named_buffers())
     with torch.no_grad():
         after = model(**given)
         assert torch.equal(after, again(**given))

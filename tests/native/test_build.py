@@ -20,7 +20,7 @@ COMPILER = """#!/bin/sh
 while [ "$1" != -o ]; do shift; done
 case "$2" in *.so) echo built >> "{log}"; sleep {seconds}; cp "{library}" "$2";; *) : > "$2";; esac
 """
-LOAD = "from regard.native import load_kernels; known = load_kernels(); print(known.rows, known.state)"
+LOAD = "from regard.native.build import load_kernels; known = load_kernels(); print(known.rows, known.state)"
 
 
 class Cache:

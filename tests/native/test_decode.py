@@ -370,7 +370,7 @@ def test_the_laws_hold_without_them(name, monkeypatch):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
 
 
-CODE = "from regard.native import load_kernels; load_kernels(); print(load_kernels() is None)"
+CODE = "from regard.native.build import load_kernels; load_kernels(); print(load_kernels() is None)"
 
 
 def told(**more):
