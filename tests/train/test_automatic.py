@@ -210,3 +210,43 @@ def test_a_folder_without_texts(tmp_path):
     (tmp_path / "cat.png").write_bytes(b"x")
     with pytest.raises(UserError, match="vit"):
         pick(Given(str(tmp_path), None, None, None, None, "refuse"), None)
+
+
+# ----------------------------------------------------------------------------------------------- rules, one by one
+
+
+def facts(**given):
+    known = {"task": "Labels", "width": 64, "parameters": 10**6, "examples": 1000, "positions": 1e5, "passes": 3.0}
+    return automatic.Facts(**known | given)
+
+
+def values(choices):
+    return {choice.key: choice.value for choice in choices}
+
+
+@pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (12, 0.1), (12.1, 0.2), (40, 0.2), (41, 0.3), (1e4, 0.3)])
+def test_dropout_grows_with_the_passes(passes, rate):
+    assert values(automatic.from_scratch(facts(task="Pairs", passes=passes)))["model.dropout"] == rate
+
+
+@pytest.mark.parametrize(
+    ("given", "frozen"), [({}, True), ({"lora": True}, False), ({"examples": automatic.LITTLE}, False)]
+)
+def test_embeddings_are_frozen_for_little_data_without_lora(given, frozen):
+    chosen = values(automatic.fine_tuning(facts(new_head=True, **given)))
+    assert ("train.freeze" in chosen) == frozen
+
+
+@pytest.mark.parametrize(
+    ("train", "passes"),
+    [
+        ({"epochs": 5.0}, 5),
+        ({"steps": 30}, 3),
+        ({"epochs": 5.0, "steps": 30}, 3),
+        ({"epochs": 2.0, "steps": 30}, 2),
+        ({"minutes": 1.0}, 6),
+        ({"minutes": 1.0, "epochs": 9.0}, 9),  # the speed of a machine decides nothing where something else does
+    ],
+)
+def test_the_first_end_bounds_the_passes(train, passes):
+    assert automatic._passes(train, positions=1000.0, batch=100.0, speed=100.0) == passes
