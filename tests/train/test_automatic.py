@@ -35,12 +35,6 @@ def make(pairs, tmp_path, *overrides, **given):
     return start(job, said.append), said
 
 
-def test_dropout_grows_with_the_passes():
-    rates = [by_key(automatic.from_scratch(FACTS._replace(passes=n)))["model.dropout"] for n in (1, 30, 300)]
-    assert rates == sorted(rates)
-    assert len(set(rates)) == 3
-
-
 def test_words_and_their_ngrams_are_seen_a_few_times():
     words = FACTS._replace(whole_words=True, steps=400)
     few, many = (by_key(automatic.from_scratch(words._replace(classes=n))) for n in (2, 77))
@@ -215,25 +209,16 @@ def test_a_folder_without_texts(tmp_path):
 # ----------------------------------------------------------------------------------------------- rules, one by one
 
 
-def facts(**given):
-    known = {"task": "Labels", "width": 64, "parameters": 10**6, "examples": 1000, "positions": 1e5, "passes": 3.0}
-    return automatic.Facts(**known | given)
-
-
-def values(choices):
-    return {choice.key: choice.value for choice in choices}
-
-
 @pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (12, 0.1), (12.1, 0.2), (40, 0.2), (41, 0.3), (1e4, 0.3)])
 def test_dropout_grows_with_the_passes(passes, rate):
-    assert values(automatic.from_scratch(facts(task="Pairs", passes=passes)))["model.dropout"] == rate
+    assert by_key(automatic.from_scratch(FACTS._replace(passes=passes)))["model.dropout"] == rate
 
 
 @pytest.mark.parametrize(
     ("given", "frozen"), [({}, True), ({"lora": True}, False), ({"examples": automatic.LITTLE}, False)]
 )
 def test_embeddings_are_frozen_for_little_data_without_lora(given, frozen):
-    chosen = values(automatic.fine_tuning(facts(new_head=True, **given)))
+    chosen = by_key(automatic.fine_tuning(FACTS._replace(task="Labels", new_head=True, **given)))
     assert ("train.freeze" in chosen) == frozen
 
 
