@@ -24,7 +24,7 @@ from rich.console import Console
 
 import results
 from regard.core import Pattern, Position, Score
-from regard.kernels import Attend, See, blocks, layout
+from regard.kernels import Attend, AttentionMask, blocks, layout
 
 WINDOW = "causal & window(256)"
 CONTENDERS = {  # kernel, pattern
@@ -57,7 +57,7 @@ def prepare(name: str, length: int, given: argparse.Namespace) -> Callable[[], N
     shape = (given.batch, length, given.heads, given.dim)
     q, k, v = (torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3))  # as a mixer hands them over
     attend, at = Attend(kernel), torch.arange(length)[None]
-    see = See(Pattern.parse(pattern), at, at, fresh=True)
+    see = AttentionMask(Pattern.parse(pattern), at, at, from_start=True)
 
     def run() -> None:
         y = attend(q * given.dim**-0.5, k, v, see, Score(), Position())

@@ -49,7 +49,7 @@ class Context:
     positions: (batch, time), the place of every column in its own row's sequence, counted from 0.
     valid:     (batch, time), True...True False...False in each row: rows may be shorter than the step.
                An invalid column leaves every state untouched and nobody looks at it. None: all are real.
-    fresh:     the step begins at the empty state, so positions are 0, 1, 2, ... in every row.
+    from_start: the step begins at the empty state, so positions are 0, 1, 2, ... in every row.
     memory:    the encoder's output, for mixers that look across.
     pattern:   what this batch adds to every self-attention's own pattern (packed documents, a graph).
     segments:  (batch, time), sentence numbers for embeds that want them.
@@ -60,7 +60,7 @@ class Context:
 
     positions: Tensor
     valid: Tensor | None = None
-    fresh: bool = False
+    from_start: bool = False
     memory: Memory | None = None
     pattern: Pattern | None = None
     segments: Tensor | None = None
@@ -72,7 +72,7 @@ class Context:
     def begin(cls, batch: int, time: int, device: torch.device | str = "cpu", **known) -> Context:
         """The context of a whole sequence from its first position."""
         positions = torch.arange(time, device=device).expand(batch, time)
-        return cls(positions, fresh=True, **known)
+        return cls(positions, from_start=True, **known)
 
     @classmethod
     def after(cls, lengths: Tensor, time: int, **known) -> Context:
@@ -84,7 +84,7 @@ class Context:
         cut = [None if t is None else t[:, begin:end] for t in (self.positions, self.valid, self.segments)]
         positions, valid, segments = cut
         assert positions is not None
-        return replace(self, positions=positions, valid=valid, segments=segments, fresh=False, known={})
+        return replace(self, positions=positions, valid=valid, segments=segments, from_start=False, known={})
 
     def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
         """What `find` finds, which depends on `what` and on the places of this step alone; asked for once."""
@@ -106,7 +106,7 @@ class Context:
     @cached_property
     def last(self) -> int:
         """The largest real position of the step. Asks the device once, whatever number of layers want it."""
-        if self.fresh:
+        if self.from_start:
             return self.positions.shape[1] - 1
         ends = self.positions[:, 0] + self.lengths - 1
         return int(ends.max())
@@ -114,7 +114,7 @@ class Context:
     @cached_property
     def marked(self) -> Tensor:
         """(batch or 1, time) positions, with -1 where a column is not real."""
-        at = self.positions[:1] if self.fresh else self.positions
+        at = self.positions[:1] if self.from_start else self.positions
         return at if self.valid is None else torch.where(self.valid, at, -1)
 
 

@@ -65,7 +65,7 @@ class Embed(nn.Module):
 
     def place(self, x: Tensor, context: Context) -> Tensor:
         """x (batch, time, dim) -> (batch, time, width): position, norm, dropout and the map to the width."""
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         return self.up(self.drop(self.norm(self.position.embed(x, at), context.valid)))
 
     def share(self, table: nn.Parameter) -> None:

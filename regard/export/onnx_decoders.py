@@ -14,8 +14,8 @@ from regard.core import Context, Mixer, Model, Pointwise, UserError
 from regard.core.context import Memory
 from regard.core.mixer import each
 from regard.core.parts import name_of
+from regard.kernels.attention_mask import AttentionMask
 from regard.kernels.multihead import MultiHead
-from regard.kernels.see import See
 from regard.run import Run
 
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, run_graph, sizes
@@ -72,11 +72,11 @@ class Decoder(nn.Module):
                 return y
             if mixer.over == "memory":
                 assert source_at is not None
-                see = See(mixer.pattern, position_ids, source_at, holes=True)
+                see = AttentionMask(mixer.pattern, position_ids, source_at, holes=True)
                 return mixer.look(x, next(source), next(source), see, None)
             keys, values = (torch.cat((next(before), new), 1) for new in mixer.keys(x, position_ids))
             present.extend((keys, values))
-            return mixer.look(x, keys, values, See(mixer.pattern, position_ids, positions, holes=True), None)
+            return mixer.look(x, keys, values, AttentionMask(mixer.pattern, position_ids, positions, holes=True), None)
 
         first = model.stack._layers[0].wiring
         stream = first.enter(model.embed(input_ids, context))

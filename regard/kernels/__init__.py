@@ -1,6 +1,6 @@
 """One attention function, several ways to compute it, all tested against reference.py."""
 
 from .attend import Attend
-from .see import See
+from .attention_mask import AttentionMask
 
-__all__ = ["Attend", "See"]
+__all__ = ["Attend", "AttentionMask"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core import Position, Score, Tap, UserError
 
 from . import blocks, flex, reference, sdpa
-from .see import See
+from .attention_mask import AttentionMask
 
 KERNELS = ("auto", "reference", "sdpa", "blocks", "flex")
 
@@ -37,7 +37,14 @@ class Attend(nn.Module):
         self.weights = Tap()
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, see: See, score: Score, position: Position, plain: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        see: AttentionMask,
+        score: Score,
+        position: Position,
+        plain: Tensor | None = None,
     ) -> Tensor:
         """q and k are as `score` and `position` left them; `plain` is the query for biases that ask."""
         drop = self.dropout if self.training else 0.0
@@ -55,12 +62,12 @@ class Attend(nn.Module):
         """Whether nobody watches, and nobody asked for a kernel in particular."""
         return self.kernel in ("auto", "sdpa") and not self._modules["weights"].watchers  # type: ignore[union-attr]
 
-    def choose(self, q: Tensor, k: Tensor, see: See, score: Score, position: Position, drop: float) -> str:
+    def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
         weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
         if self.weights.watched or not score.is_dot or position.acts("read"):
             return "reference"
-        if see.held is not None:
+        if see.row_owner is not None:
             return "sdpa"
         if self.kernel in ("reference", "sdpa"):
             return self.kernel

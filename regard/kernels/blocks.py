@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from regard.core import Position, UserError
 
+from .attention_mask import AttentionMask
 from .join import Part, join
 from .layout import Cover, Look, outline, plan, share
-from .see import See
 
 BLOCK = 128  # queries
 AT_ONCE = 1 << 19  # scores that live together, so that they stay in the CPU's cache
@@ -31,12 +31,12 @@ SHARE = {"cpu": 0.4, "cuda": 0.1}  # of all pairs; what has more is left to the 
 SLOW = 1.75  # times the share, where the dense kernel has to write all weights down
 
 
-def can(see: See) -> bool:
+def can(see: AttentionMask) -> bool:
     """Queries and keys must be the same positions, from 0 on."""
-    return see.fresh
+    return see.from_start
 
 
-def pays(length: int, where: torch.device, see: See, position: Position, drop: float) -> bool:
+def pays(length: int, where: torch.device, see: AttentionMask, position: Position, drop: float) -> bool:
     """Whether it is faster than the dense kernel for so many queries, as far as the pattern tells without a batch's
     data."""
     if not can(see):
@@ -50,13 +50,27 @@ def pays(length: int, where: torch.device, see: See, position: Position, drop: f
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float, block: int = BLOCK
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    see: AttentionMask,
+    position: Position,
+    plain: Tensor,
+    drop: float,
+    block: int = BLOCK,
 ) -> Tensor:
     return _weave([join(parts).y for parts in _heads(q, k, v, see, position, plain, drop, block)], q)
 
 
 def partly(
-    q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float, block: int = BLOCK
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    see: AttentionMask,
+    position: Position,
+    plain: Tensor,
+    drop: float,
+    block: int = BLOCK,
 ) -> Part:
     """One part of an attention over more than `see` allows, to be joined to the others."""
     heads = [join(parts) for parts in _heads(q, k, v, see, position, plain, drop, block, alone=False)]
@@ -67,7 +81,7 @@ def _heads(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: See,
+    see: AttentionMask,
     position: Position,
     plain: Tensor,
     drop: float,
@@ -105,7 +119,7 @@ def _weave(heads: list[Tensor], q: Tensor) -> Tensor:
 class Job(NamedTuple):
     """All that one call needs besides its tensors."""
 
-    see: See
+    see: AttentionMask
     looks: list[Look]
     position: Position
     heads: int  # of the whole call

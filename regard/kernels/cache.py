@@ -23,7 +23,7 @@ class Cache(NamedTuple):
     keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
     values: Tensor  # (batch, slots + 1, kv_heads, dim)
     at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
-    held: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: every row its own
+    row_owner: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: every row its own
 
     @property
     def room(self) -> int:
@@ -33,7 +33,7 @@ class Cache(NamedTuple):
         """Of some rows; only slots in use are copied, and one more, which will be wanted next."""
         used = (self.at[:, :-1] >= 0).any(0).nonzero()
         keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
-        own = self.settled()
+        own = self.materialize()
         keys, values = (_rows_of(tensor, rows, keep) for tensor in own[:2])
         return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
 
@@ -41,20 +41,20 @@ class Cache(NamedTuple):
         """As `select`, but nothing is copied: it is noted which row holds what."""
         if len(rows) > len(self.keys) or inference_kernels(self.keys) is None:
             return self.select(rows)
-        if self.held is None:
+        if self.row_owner is None:
             return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())
-        return Cache(self.keys, self.values, self.at[rows], self.held[rows])
+        return Cache(self.keys, self.values, self.at[rows], self.row_owner[rows])
 
-    def settled(self) -> Cache:
+    def materialize(self) -> Cache:
         """Every row holds its own."""
-        if self.held is None:
+        if self.row_owner is None:
             return self
         slot = torch.arange(self.room + 1, device=self.at.device)
-        return Cache(self.keys[self.held, slot], self.values[self.held, slot], self.at)
+        return Cache(self.keys[self.row_owner, slot], self.values[self.row_owner, slot], self.at)
 
     def grow(self, room: int) -> Cache:
         """With so many slots, and a few more. Rows that nobody holds any more are left behind."""
-        kept = self.settled() if 2 * len(self.at) <= len(self.keys) else self
+        kept = self.materialize() if 2 * len(self.at) <= len(self.keys) else self
         return kept.widen(max(_round(room), self.room + self.room // 2))
 
     def widen(self, room: int) -> Cache:
@@ -63,12 +63,16 @@ class Cache(NamedTuple):
         if more <= 0:
             return self
         keys, values = (_longer(tensor, more) for tensor in self[:2])
-        held = None if self.held is None else torch.cat((self.held, self.held.new_zeros(len(self.at), more)), 1)
-        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1), held)
+        row_owner = (
+            None
+            if self.row_owner is None
+            else torch.cat((self.row_owner, self.row_owner.new_zeros(len(self.at), more)), 1)
+        )
+        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1), row_owner)
 
     @staticmethod
     def join(caches: Sequence[Cache]) -> Cache:
-        keys, values, at = zip(*(cache.settled()[:3] for cache in caches), strict=True)
+        keys, values, at = zip(*(cache.materialize()[:3] for cache in caches), strict=True)
         return Cache(under(keys), under(values), under(at, -1))
 
 
@@ -90,7 +94,7 @@ class Source(NamedTuple):
         mine = [own + ahead for own, ahead in zip(rows, before, strict=False)]
         return Source(under(keys), under(values), under(at, -1), torch.cat(mine))
 
-    def settled(self) -> Source:
+    def materialize(self) -> Source:
         """The same with every source looked at by as many rows, in its order, and none by nobody."""
         sources, batch = len(self.at), len(self.rows)
         own = torch.arange(sources, device=self.rows.device)

@@ -40,8 +40,8 @@ class _Fused(torch.autograd.Function):
         dx = x.new_empty(x.shape) if wanted[0] else None
         ctx.share, there = train.adds_to(table) if wanted[1] else (1.0, None)
         ctx.added = there is not None
-        fresh = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
-        dtable = there if there is not None else fresh(table) if wanted[1] else None
+        from_start = torch.empty_like if len(x) else torch.zeros_like  # the first rows are not added to anything
+        dtable = there if there is not None else from_start(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in bits
         rows = _up(-(-len(x) // max(-(-len(x) // ROWS), 1)), TILE)  # in pieces that are about alike

@@ -21,18 +21,20 @@ from regard.core.parts import name_of
 from regard.errors import in_one_line
 from regard.native import private
 
-from .see import See
+from .attention_mask import AttentionMask
 
 BLOCK = 128
 INSTEAD = "use kernel 'blocks' or 'sdpa'"
 
 
-def can(see: See) -> bool:
+def can(see: AttentionMask) -> bool:
     """Queries and keys must be the same positions from 0 on, and not few: torch's kernel for CPU errs at 24 of them."""
-    return see.fresh and see.key_at.shape[1] >= BLOCK
+    return see.from_start and see.key_at.shape[1] >= BLOCK
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, see: AttentionMask, position: Position, plain: Tensor, drop: float
+) -> Tensor:
     if drop:
         raise UserError(f"kernel 'flex' cannot drop attention weights: {INSTEAD}, or no weight_dropout")
     if q.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
@@ -86,10 +88,10 @@ def bias_of(position: Position, q: Tensor) -> Tensor | None:
 @torch.inference_mode(False)  # it will be met again in training
 def _mask(pattern: Pattern, length: int, heads: int, device: torch.device) -> BlockMask:
     at = torch.arange(length, device=device)[None]
-    return mask_of(See(pattern, at, at, fresh=True), heads)
+    return mask_of(AttentionMask(pattern, at, at, from_start=True), heads)
 
 
-def mask_of(see: See, heads: int) -> BlockMask:
+def mask_of(see: AttentionMask, heads: int) -> BlockMask:
     """The table of blocks, made one row of blocks at a time."""
     length = see.key_at.shape[1]
     wide = -(-length // BLOCK) * BLOCK

@@ -36,9 +36,9 @@ from regard.native.structs import FusedBranch, LinearParams
 
 from . import blocks
 from .attend import Attend
+from .attention_mask import AttentionMask
 from .cache import Cache, Source, shared, with_written, write
 from .sdpa import native_for
-from .see import See
 from .segments import pieces
 
 CHUNK = 64  # a cache that forgets is written at most this many positions at a time
@@ -138,10 +138,10 @@ class MultiHead(Mixer[Cache | Source]):
         v = self.v(x).view(split).transpose(1, 2)
         return self.score.key(self.position.key(k, at)).transpose(1, 2), self.position.value(v, at).transpose(1, 2)
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask, valid: Tensor | None) -> Tensor:
         return self.out(self.norm(self.read(x, keys, values, see), valid))
 
-    def read(self, x: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+    def read(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
         """(batch, n, heads * dim): what the heads find, before the last map."""
         q, plain = self.queries(x, see.query_at)
         y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
@@ -177,12 +177,12 @@ class MultiHead(Mixer[Cache | Source]):
         added = None if causal and not self._biased else self._added(see, x)
         return train.attention(known, x, memory, maps, (self.heads, self.kv_heads), self.score.factor, added, causal)
 
-    def _whole(self, context: Context) -> See:
+    def _whole(self, context: Context) -> AttentionMask:
         """What can be seen in a whole sequence."""
         pattern = self._pattern(context)
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         padded = context.valid is not None and not pattern.causal
-        return See(pattern, at, context.marked if padded else at, context.fresh, padded, {})
+        return AttentionMask(pattern, at, context.marked if padded else at, context.from_start, padded, {})
 
     def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, like = context.positions.shape[0], next(self.parameters())
@@ -220,7 +220,7 @@ class MultiHead(Mixer[Cache | Source]):
         if found := alone(self, x, state, context):
             return found
         if isinstance(state, Source):
-            return self._step_across(x, state.settled(), context)
+            return self._step_across(x, state.materialize(), context)
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
         state = self._roomy(state, context)
@@ -242,7 +242,7 @@ class MultiHead(Mixer[Cache | Source]):
         if isinstance(state, Source):
             if (fast := maps(x, modules["q"], modules["out"])) is None:
                 return None
-            state = state.settled()
+            state = state.materialize()
             maps_of, slot, see = (fast[0], None, None, fast[1]), 0, self._across(state.at, context)
             keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
             made = self._branch(maps_of, x, keys, values, slot, see, None)
@@ -256,7 +256,7 @@ class MultiHead(Mixer[Cache | Source]):
             return None
         made = self._branch(every, x, state.keys, state.values, slot, see, self._spin(context, x))
         made.of = ref(state.keys), ref(state.values)
-        return made, Cache(*state[:2], at, see.held)
+        return made, Cache(*state[:2], at, see.row_owner)
 
     def replan(self, branch: FusedBranch, x: Tensor, state: Cache | Source, context: Context) -> Cache | Source | None:
         attend: Attend = self._modules["attend"]  # type: ignore[assignment]
@@ -271,20 +271,20 @@ class MultiHead(Mixer[Cache | Source]):
             placed, slot, at, see = self._placed(x, self._roomy(state, context), context)
             if placed is not state or not isinstance(slot, int):
                 return None
-            after = Cache(state.keys, state.values, at, see.held)
-        update_attention(branch, slot, self._added(see, x), see.held, see.key_at.shape[1], self._spin(context, x))
+            after = Cache(state.keys, state.values, at, see.row_owner)
+        update_attention(branch, slot, self._added(see, x), see.row_owner, see.key_at.shape[1], self._spin(context, x))
         return after
 
     def _roomy(self, state: Cache, context: Context) -> Cache:
         needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
         return state.grow(needed) if needed > state.room else state
 
-    def _across(self, at: Tensor, context: Context) -> See:
+    def _across(self, at: Tensor, context: Context) -> AttentionMask:
         """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
         same memory see the same."""
         return context.once(
             ("across", self.pattern, id(at)),
-            lambda: See(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
+            lambda: AttentionMask(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
         )
 
     def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
@@ -294,23 +294,23 @@ class MultiHead(Mixer[Cache | Source]):
         y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
         return y.reshape(*x.shape[:2], -1), state
 
-    def _placed(self, x: Tensor, state: Cache, context: Context) -> tuple[Cache, Tensor | int, Tensor, See]:
+    def _placed(self, x: Tensor, state: Cache, context: Context) -> tuple[Cache, Tensor | int, Tensor, AttentionMask]:
         """The state, with other rows' keys only where these can be read, and what `_place` finds for it."""
-        state = state if state.held is None or self._reaches(x, context) else state.settled()
+        state = state if state.row_owner is None or self._reaches(x, context) else state.materialize()
         # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
-        which = ("step", self.pattern, state.room, state.held is None)
+        which = ("step", self.pattern, state.room, state.row_owner is None)
         return state, *context.once(which, lambda: self._place(state, context))
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         state, slot, at, see = self._placed(x, state, context)
         count = see.key_at.shape[1]
         keys, values = self.keys(x, context.positions)
-        if see.held is None:
+        if see.row_owner is None:
             state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
         else:
             write(state.keys[: len(x)], slot, keys)
             write(state.values[: len(x)], slot, values)
-            state = Cache(state.keys, state.values, at, see.held)
+            state = Cache(state.keys, state.values, at, see.row_owner)
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
 
     @property
@@ -348,17 +348,17 @@ class MultiHead(Mixer[Cache | Source]):
         k: Tensor,
         v: Tensor,
         slot: int,
-        see: See,
+        see: AttentionMask,
         rotary_tables: RotaryTables | None,
     ) -> FusedBranch:
         """For x (batch, 1, width): keys and values go to their slot first, where there are maps to them."""
         many = see.key_at.shape[1], x.shape[0] // see.query_at.shape[0]
         assert self.score.factor is not None
         return plan_attention(
-            every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.held, *many, rotary_tables
+            every, x.shape[0], k, v, slot, self.score.factor, self._added(see, x), see.row_owner, *many, rotary_tables
         )
 
-    def _added(self, see: See, x: Tensor) -> Tensor | None:
+    def _added(self, see: AttentionMask, x: Tensor) -> Tensor | None:
         if not self._biased:
             return see.added(self.heads, None, x.dtype)
         bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
@@ -381,7 +381,7 @@ class MultiHead(Mixer[Cache | Source]):
             return False
         return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
 
-    def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, See]:
+    def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, AttentionMask]:
         """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
         where = slots(self.pattern, context.last + 1, CHUNK)
         slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
@@ -392,10 +392,14 @@ class MultiHead(Mixer[Cache | Source]):
         here = shared(slot)
         at = with_written(state.at, here, now)
         there = at[:, : where.counts[max(context.last, 0)]]
-        held = state.held
-        if held is not None:
-            held = with_written(held, here, torch.arange(len(held), device=held.device)[:, None])
-        return here, at, See(self._pattern(context), context.positions, there, holes=True, known={}, held=held)
+        row_owner = state.row_owner
+        if row_owner is not None:
+            row_owner = with_written(row_owner, here, torch.arange(len(row_owner), device=row_owner.device)[:, None])
+        return (
+            here,
+            at,
+            AttentionMask(self._pattern(context), context.positions, there, holes=True, known={}, row_owner=row_owner),
+        )
 
     def _pattern(self, context: Context) -> Pattern:
         """The own one and the batch's, once it is sure that every query has something to see."""
@@ -403,7 +407,7 @@ class MultiHead(Mixer[Cache | Source]):
         batch = context.positions.shape[0]
         if pattern.rows not in (1, batch):
             raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {batch}")
-        if context.fresh:
+        if context.from_start:
             _check_sight(pattern, context.positions.shape[1], context.valid)
         elif pattern.fixed:
             _check_sight(pattern, context.last + 1)

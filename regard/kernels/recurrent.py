@@ -138,7 +138,7 @@ class Recurrent(Mixer[Last]):
         return self.cells.begin(context, self.how)
 
     def step(self, x: Tensor, state: Last, context: Context) -> tuple[Tensor, Last]:
-        if not self.streams and not context.fresh:
+        if not self.streams and not context.from_start:
             raise UserError(f"a {self.kind} in both directions needs the whole sequence at once, so it does not step")
         return self.cells(x, state, context)
 

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from regard.core import Position, Score
 
-from .see import See
+from .attention_mask import AttentionMask
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: See,
+    see: AttentionMask,
     score: Score,
     position: Position,
     plain: Tensor,
@@ -26,7 +26,7 @@ def attend(
     bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
     if bias is not None:
         scores = scores + bias
-    allowed = see.mask(heads)
+    allowed = see.full_mask(heads)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     weights = soft(scores)

@@ -10,14 +10,16 @@ from regard.native import train
 from regard.native.build import Kernels, inference_kernels, load_kernels, training_kernels
 from regard.native.decode import attend as attend_few
 
-from .see import See
+from .attention_mask import AttentionMask
 
 SHORT = 32  # keys, up to which the fused kernel does not pay in learning
 FEW = 8  # queries, up to which our own kernel pays
 LOOK = 64  # keys, up to which torch's does not pay for more queries that learn nothing
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain: Tensor, drop: float) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, see: AttentionMask, position: Position, plain: Tensor, drop: float
+) -> Tensor:
     heads = q.shape[1]
     bias = None
     if position.acts("bias"):
@@ -27,7 +29,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
         known = load_kernels()
         assert known is not None
         added = see.added(heads, bias, q.dtype)
-        return attend_few(known, *map(_side_by_side, (q, k, v)), added, see.held).transpose(1, 2)
+        return attend_few(known, *map(_side_by_side, (q, k, v)), added, see.row_owner).transpose(1, 2)
     if not drop and _learns(q, k, v) and (known := _kernels_to_learn(q, k, v, bias)):
         added = None if see.causal_only and bias is None else see.added(heads, bias, q.dtype)
         return train.attend(known, *map(_side_by_side, (q, k, v)), added, see.causal_only).transpose(1, 2)
@@ -37,7 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, see: See, position: Position, plain:
             return how(q, k, v, torch.full((q.shape[2], k.shape[2]), float("-inf"), dtype=q.dtype).triu(1))
         # Padding stands on the right, so that no real query can see it.
         return F.scaled_dot_product_attention(q, k, v, None, drop, is_causal=True, scale=1.0, enable_gqa=grouped)
-    mask, sighted = see.hidden(heads)
+    mask, sighted = see.mask(heads)
     if mask is None:
         added = bias
     elif bias is None:

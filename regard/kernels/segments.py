@@ -49,7 +49,7 @@ def turns(context: Context, segment: int) -> list[Turn]:
     """All columns of a step, at least one turn."""
     first, lengths, time = context.positions[:, 0], context.lengths, context.positions.shape[1]
     inside = first % segment
-    low, high = (0, 0) if context.fresh else (int(end) for end in inside.aminmax())
+    low, high = (0, 0) if context.from_start else (int(end) for end in inside.aminmax())
     made = []
     if low == high:
         begin = 0

@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from regard.core import Context, Mixer, Pattern, Position, Score, UserError, part, watch
-from regard.kernels import Attend, See
+from regard.kernels import Attend, AttentionMask
 
 
 def chosen(kernel: str, pattern: str, length: int, drop: float = 0.0, position: Position | None = None, **see) -> str:
     at = torch.arange(length)[None]
     q = torch.zeros(1, 2, length, 4)
-    there = See(part(Pattern, pattern), at, at, fresh=True)._replace(**see)
+    there = AttentionMask(part(Pattern, pattern), at, at, from_start=True)._replace(**see)
     return Attend(kernel).choose(q, q, there, Score(), position or Position(), drop)
 
 
 def test_choice():
     assert chosen("auto", "causal & window(64)", 1024) == "blocks"
-    assert chosen("auto", "causal & window(64)", 1024, fresh=False) == "sdpa"
+    assert chosen("auto", "causal & window(64)", 1024, from_start=False) == "sdpa"
     assert chosen("auto", "causal & window(64)", 256) == "sdpa"
     assert chosen("auto", "causal & window(900)", 1024) == "sdpa"
     assert chosen("auto", "causal", 1024) == "sdpa"
@@ -24,12 +24,12 @@ def test_choice():
     assert chosen("auto", "causal", 1024, position=part(Position, "alibi", heads=2)) == "blocks"
     assert chosen("auto", "everything", 1024, drop=0.1) == "sdpa"
     assert chosen("blocks", "causal", 3) == "blocks"
-    assert chosen("blocks", "causal", 3, fresh=False) == "sdpa"
+    assert chosen("blocks", "causal", 3, from_start=False) == "sdpa"
     assert chosen("flex", "causal", 200) == "flex"
-    assert chosen("flex", "causal", 200, fresh=False) == "sdpa"
+    assert chosen("flex", "causal", 200, from_start=False) == "sdpa"
     assert chosen("flex", "causal", 40) == "sdpa"
     assert chosen("sdpa", "causal & window(64)", 1024) == "sdpa"
-    assert chosen("reference", "causal", 3, fresh=False) == "reference"
+    assert chosen("reference", "causal", 3, from_start=False) == "reference"
     assert chosen("blocks", "causal", 200, position=part(Position, "shaw", dim=4, heads=2)) == "reference"
 
 

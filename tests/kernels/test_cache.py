@@ -25,11 +25,11 @@ def test_a_source_is_shared_by_rows_and_let_go():
     source = Source(keys, keys, torch.zeros(3, 1, dtype=torch.long), torch.arange(3))
     beams = select(source, torch.tensor([0, 0, 1, 1, 2, 2]))
     assert beams.keys is keys
-    assert beams.settled() is beams
-    left = select(beams, torch.tensor([5, 4, 1, 0])).settled()
+    assert beams.materialize() is beams
+    left = select(beams, torch.tensor([5, 4, 1, 0])).materialize()
     assert left.keys.flatten().tolist() == [2, 0]
     assert left.rows.tolist() == [0, 0, 1, 1]
-    odd = select(beams, torch.tensor([0, 2, 3])).settled()
+    odd = select(beams, torch.tensor([0, 2, 3])).materialize()
     assert odd.keys.flatten().tolist() == [0, 1, 1]
 
 

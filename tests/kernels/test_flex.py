@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from regard.core import Pattern, Position, Score, Tap, UserError, part
-from regard.kernels import See, flex, reference
+from regard.kernels import AttentionMask, flex, reference
 from regard.parts.patterns.segment import Segment
 
 
@@ -17,7 +17,7 @@ class Case:
         torch.manual_seed(length)
         at = torch.arange(length)[None]
         marked = torch.where(at < torch.tensor(pad)[:, None], at, -1) if pad else at
-        self.see = See(part(Pattern, pattern), at, marked, fresh=True, holes=bool(pad))
+        self.see = AttentionMask(part(Pattern, pattern), at, marked, from_start=True, holes=bool(pad))
         self.q = torch.randn(2, 6, length, 16)
         self.k, self.v = (torch.randn(2, kv_heads, length, 16) for _ in range(2))
         self.position = part(Position, position, width=96, heads=6, dim=16)
@@ -61,7 +61,7 @@ def test_lists(by_row):
     names = {"causal": "causal", "~segment": ~Segment(IDS)}
     pattern = names.get(by_row) or part(Pattern, "heads(window(4), stride(3), everything)") & Segment(IDS)
     see = Case(pattern, 300, pad=(300, 150, 1)).see
-    mask, want = flex.mask_of(see, 6), see.mask(6).expand(3, -1, 300, 300)
+    mask, want = flex.mask_of(see, 6), see.full_mask(6).expand(3, -1, 300, 300)
     heads = want.shape[1]
     at = torch.arange(300)
     rows, of_head = torch.arange(3)[:, None, None, None], torch.arange(heads)[:, None, None]

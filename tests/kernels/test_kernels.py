@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Pattern, Position, Score, Tap, UserError, part
-from regard.kernels import Attend, See, blocks, layout, reference, sdpa
+from regard.kernels import Attend, AttentionMask, blocks, layout, reference, sdpa
 from regard.kernels.join import join
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.patterns.segment import Segment
@@ -68,7 +68,7 @@ class Case:
         self.v = torch.randn(batch, kv_heads, length, 3, dtype=torch.float64)
         self.plain = torch.randn_like(self.q)
         at = torch.arange(length)[None]
-        self.see = See(self.pattern, at, at, fresh=True)
+        self.see = AttentionMask(self.pattern, at, at, from_start=True)
         self.position = Position()
 
     def pad(self, *lengths: int) -> "Case":

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regard.core import Pattern, Position
 from regard.core.pattern import cycle
-from regard.kernels import Attend, See
+from regard.kernels import Attend, AttentionMask
 from regard.parts.scores.scaled_dot import ScaledDot
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
@@ -13,7 +13,9 @@ from regard.verify.laws import Finding
 
 def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern) -> Tensor:
     """q (batch, heads, n, dim), k and v (batch, kv_heads, m, dim)"""
-    see = See(pattern, torch.arange(q.shape[2])[None], torch.arange(k.shape[2])[None], fresh=q.shape[2] == k.shape[2])
+    see = AttentionMask(
+        pattern, torch.arange(q.shape[2])[None], torch.arange(k.shape[2])[None], from_start=q.shape[2] == k.shape[2]
+    )
     score = ScaledDot(q.shape[-1])
     return Attend()(score.query(q), score.key(k), v, see, score, Position())
 

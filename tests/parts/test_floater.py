@@ -67,13 +67,13 @@ def test_a_place_does_not_depend_on_the_length(step):
 
 @pytest.mark.parametrize("name", ["begin", "flow.into.weight", "flow.out.bias"])
 def test_what_is_kept_follows_the_parameters(name):
-    position, fresh = make(dt=0.1), make(dt=0.1)
+    position, from_start = make(dt=0.1), make(dt=0.1)
     q, at = torch.zeros(2, 3, 13, 8, dtype=torch.float64), torch.arange(13)[None]
     with torch.no_grad():
         before = position.key(q, at)
         position.get_parameter(name).mul_(1.5)
-        fresh.load_state_dict(position.state_dict())
-        assert torch.equal(position.key(q, at), fresh.key(q, at))
+        from_start.load_state_dict(position.state_dict())
+        assert torch.equal(position.key(q, at), from_start.key(q, at))
         assert laws.differ(position.key(q, at), before) > 1e-3
 
 

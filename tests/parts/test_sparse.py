@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.core import Context, Mixer, Pattern, Position, Score, UserError, load, part
-from regard.kernels import Attend, See, blocks, layout
+from regard.kernels import Attend, AttentionMask, blocks, layout
 
 SPARSE = ("local", "atrous", "sparse-strided", "sparse-fixed", "longformer", "bigbird", "longnet")
 
@@ -31,7 +31,9 @@ def test_twice_the_length_twice_the_work(name):
             assert work(one, 4096) <= 600
             at = torch.arange(4096)[None]
             q = torch.zeros(1, 4, 4096, 1)
-            assert Attend().choose(q, q, See(one, at, at, fresh=True), Score(), Position(), 0.0) == "blocks"
+            assert (
+                Attend().choose(q, q, AttentionMask(one, at, at, from_start=True), Score(), Position(), 0.0) == "blocks"
+            )
 
 
 def _branches(pattern: Pattern) -> list[Pattern]:

@@ -44,12 +44,12 @@ def test_state(model, kind):
         assert torch.equal(weights(other), before)
         learn(other, used, 3, seed=1)
         assert torch.equal(weights(one), weights(other))
-    fresh = model(1)
-    learn(fresh, Optimizer(fresh, settings), 2, seed=5)
+    from_start = model(1)
+    learn(from_start, Optimizer(from_start, settings), 2, seed=5)
     other.load_state_dict(model(1).state_dict())
     second.restore({})
     learn(other, second, 2, seed=5)
-    assert torch.equal(weights(fresh), weights(other)), "moments from before are gone"
+    assert torch.equal(weights(from_start), weights(other)), "moments from before are gone"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,7 +66,7 @@ class Ngrams(Embed):
         return code
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        if tokens.dim() == 2 and self.n > 1 and not context.fresh:
+        if tokens.dim() == 2 and self.n > 1 and not context.from_start:
             raise UserError("n-grams need the whole text at once, so that a model with them does not step")
         windows = self.cut(tokens) if tokens.dim() == 2 else tokens
         x = look_up(self.table, windows[..., -1], "tokens")

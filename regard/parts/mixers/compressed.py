@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Norm, Score, UserError
-from regard.kernels import See
+from regard.kernels import AttentionMask
 from regard.kernels.cache import grown, write
 from regard.kernels.multihead import MultiHead
 
@@ -138,7 +138,9 @@ class Compressed(MultiHead):
         if holes:  # groups without a real position
             begins = (torch.arange(count + 1, device=x.device) - 1) * self.factor
             at = torch.where(begins < context.lengths[:, None], at, -1)
-        return self.look(x, keys, values, See(self.pattern, self._at(context), at, holes=holes), context.valid)
+        return self.look(
+            x, keys, values, AttentionMask(self.pattern, self._at(context), at, holes=holes), context.valid
+        )
 
     def _side_by_side(self, x: Tensor, keys: Tensor, values: Tensor, context: Context) -> Tensor:
         """Causal attention with no mask: queries at the same place in their groups see one group more from one to the
@@ -150,7 +152,9 @@ class Compressed(MultiHead):
         q = q.transpose(2, 3).flatten(1, 2)  # (batch, heads * factor, groups, dim)
         keys, values = (t.transpose(1, 2)[:, :, :count] for t in (keys, values))
         at = torch.arange(count, device=x.device)[None]
-        y = self.attend(q, keys, values, See(self.pattern, at, at, fresh=True), self.score, self.position)
+        y = self.attend(
+            q, keys, values, AttentionMask(self.pattern, at, at, from_start=True), self.score, self.position
+        )
         y = y.unflatten(1, (self.heads, f)).transpose(2, 3).flatten(2, 3)[:, :, self.ahead : self.ahead + time]
         return self.out(self.norm(y.transpose(1, 2).flatten(-2), context.valid))
 
@@ -159,7 +163,7 @@ class Compressed(MultiHead):
         return (torch.arange(groups + 1, device=device) * self.factor - self.ahead).clamp(min=0)[None]
 
     def _at(self, context: Context) -> Tensor:
-        return context.positions[:1] if context.fresh else context.positions
+        return context.positions[:1] if context.from_start else context.positions
 
     def _check(self, context: Context) -> None:
         if context.pattern is not None:
@@ -198,7 +202,7 @@ class Compressed(MultiHead):
             keys, values = write(keys, slot, new_keys), write(values, slot, new_values)
         rest = _pick(joined, context.lengths[:, None] + torch.arange(f - 1, device=x.device))
         known = max(context.last + self.ahead, 0) // f + 1
-        see = See(self.pattern, context.positions, self._ends(known - 1, x.device))
+        see = AttentionMask(self.pattern, context.positions, self._ends(known - 1, x.device))
         y = self.look(x, keys[:, :known], values[:, :known], see, context.valid)
         return y, Groups(keys, values, rest)
 

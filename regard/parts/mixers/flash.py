@@ -133,10 +133,10 @@ class Flash(Mixer[Chunk]):
         return self.unit.out(gates * (near + far.to(near.dtype))), state
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self.causal and not context.fresh:
+        if self.causal and not context.from_start:
             return super().forward(x, context)
         time, size = x.shape[1], self.chunk
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         values, gates, *turned = self._enter(x, at)
         if context.valid is not None:
             values = values.masked_fill(~context.valid[..., None], 0.0)  # so that nobody takes anything from there

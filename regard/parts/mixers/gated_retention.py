@@ -60,7 +60,7 @@ class GatedRetention(Mixer[Summary]):
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         q, k = self.position.query(q, at), self.position.key(k, at)
         rate = self.fade(x)
         decay = F.logsigmoid(rate.to(exact(rate.dtype))) / self.temperature  # (batch, time, heads)

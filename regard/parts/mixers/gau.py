@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
 from regard.errors import nearest
-from regard.kernels import See
+from regard.kernels import AttentionMask
 from regard.kernels.cache import grown, write
 from regard.kernels.gated import ACTIVATIONS, Unit, position_for
 from regard.kernels.reference import soft
@@ -107,21 +107,21 @@ class Gau(Mixer[Past]):
         slot = at if context.valid is None else torch.where(context.valid, at, room)
         state = Past(write(keys, slot, k), write(stored, slot, values))
         key_at = torch.arange(count, device=x.device)[None]
-        see = See(self._pattern(context), at, key_at)
+        see = AttentionMask(self._pattern(context), at, key_at)
         return self._look(q, gates, state.keys[:, :count], state.values[:, :count], see), state
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         values, gates, (q, k) = self.unit.enter(x)
         k = self.position.key(k[:, None], at)[:, 0]
         padded = context.valid is not None and not self.pattern.causal
-        see = See(self._pattern(context), at, context.marked if padded else at, context.fresh, padded)
+        see = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
         return self._look(q, gates, k, values, see)
 
     def _pattern(self, context: Context) -> Pattern:
         return self.pattern if context.pattern is None else self.pattern & context.pattern
 
-    def _look(self, q: Tensor, gates: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+    def _look(self, q: Tensor, gates: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
         """q (batch, n, dim), keys (batch, m, dim), values (batch, m, hidden) -> (batch, n, width)"""
         q = self.position.query(q[:, None], see.query_at)[:, 0]
         if q.shape[1] <= BLOCK or self.weights.watched:
@@ -129,16 +129,16 @@ class Gau(Mixer[Past]):
         mixed = []
         for begin in range(0, q.shape[1], BLOCK):  # the weights of a block are made again in the backward pass
             end = begin + BLOCK
-            m = end if see.fresh and see.pattern.causal else keys.shape[1]
-            part_of = see._replace(query_at=see.query_at[:, begin:end], key_at=see.key_at[:, :m], fresh=False)
+            m = end if see.from_start and see.pattern.causal else keys.shape[1]
+            part_of = see._replace(query_at=see.query_at[:, begin:end], key_at=see.key_at[:, :m], from_start=False)
             block = (q[:, begin:end], keys[:, :m], values[:, :m], part_of)
             again = torch.is_grad_enabled()
             mixed.append(checkpoint(self._mix, *block, use_reentrant=False) if again else self._mix(*block))
         return self.unit.out(gates * torch.cat(mixed, 1))
 
-    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, see: See) -> Tensor:
+    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
         scores = (q @ keys.mT)[:, None]  # (batch, 1, n, m)
-        allowed = see.mask(1)
+        allowed = see.full_mask(1)
         if self.kind == "softmax":
             scores = scores / math.sqrt(self.dim)
         elif self.length is not None:

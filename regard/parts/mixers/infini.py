@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
 from regard.core.parts import name_of
 from regard.core.pattern import pairs
-from regard.kernels import Attend, See
+from regard.kernels import Attend, AttentionMask
 from regard.kernels.cache import grown, write
 from regard.kernels.fading import exact, with_ones
 from regard.kernels.segments import Turn, cut, join, turns
@@ -123,7 +123,7 @@ class Infini(Mixer[Past]):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         ready = self.score.query(self.position.query(q, turn.at))
         plain = self.score.query(self.position.probe(q)) if self.position.asks else ready
-        see = See(CAUSAL, turn.at, at, fresh=turn.opens)
+        see = AttentionMask(CAUSAL, turn.at, at, from_start=turn.opens)
         y = self.attend(ready, self.position.key(k, at), v, see, self.score, self.position, plain)
         later = turn.begin >= self.segment  # (batch,) not the first segment
         if not bool(later.any()):

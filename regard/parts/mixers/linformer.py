@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Norm, Place, UserError
 from regard.errors import nearest
-from regard.kernels import See
+from regard.kernels import AttentionMask
 from regard.kernels.cache import Cache
 from regard.kernels.multihead import MultiHead
 
@@ -83,10 +83,10 @@ class Linformer(MultiHead):
             raise UserError("linformer sums over all positions, so it cannot follow a pattern given with the batch")
         if x.shape[1] > self.limit:
             raise UserError(f"linformer was made for {self.limit} positions, and here are {x.shape[1]}: set its length")
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         keys, values = self.keys(x, at)
         keys, values = self._shrink(keys, self.down_k, context), self._shrink(values, self.down_v, context)
-        see = See(self.pattern, at, torch.arange(self.rank, device=x.device)[None])
+        see = AttentionMask(self.pattern, at, torch.arange(self.rank, device=x.device)[None])
         return self.look(x, keys, values, see, context.valid)
 
     def _shrink(self, x: Tensor, down: Tensor, context: Context) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Cost, Growth, Norm, Pattern, Place, Position, Score, UserError, find, part
-from regard.kernels import See, blocks
+from regard.kernels import AttentionMask, blocks
 from regard.kernels.join import few, join
 from regard.kernels.multihead import MultiHead
 
@@ -79,7 +79,7 @@ class Longformer(MultiHead):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         at, padded = context.positions[:1], context.valid is not None
-        see = See(self._pattern(context), at, context.marked if padded else at, context.fresh, padded)
+        see = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
         marks = self._marks(context)
         y = self._near(x, see, marks, context)
         if self.hubs or marks is not None:
@@ -93,7 +93,7 @@ class Longformer(MultiHead):
         marks = context.segments == self.segment
         return marks if context.valid is None else marks & context.valid
 
-    def _near(self, x: Tensor, see: See, marks: Tensor | None, context: Context) -> Tensor:
+    def _near(self, x: Tensor, see: AttentionMask, marks: Tensor | None, context: Context) -> Tensor:
         """What all find among neighbours and hubs: (batch, time, width)."""
         keys, values = self.keys(x, see.query_at)
         if marks is None:
@@ -113,20 +113,20 @@ class Longformer(MultiHead):
         y = join((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
         return y.transpose(1, 2).flatten(-2)
 
-    def _far(self, x: Tensor, y: Tensor, see: See, marks: Tensor | None, context: Context) -> Tensor:
+    def _far(self, x: Tensor, y: Tensor, see: AttentionMask, marks: Tensor | None, context: Context) -> Tensor:
         """y with the hubs' rows in place of what they found near."""
         batch, time = x.shape[:2]
         first = (see.query_at < self.hubs).expand(batch, time)
         hubs = first if marks is None else first | marks
         pattern = self.hub.pattern if context.pattern is None else context.pattern
         if torch.compiler.is_exporting():  # how many there are is not known, so every position looks as a hub does
-            all_see = See(pattern, see.query_at, see.key_at, holes=see.holes)
+            all_see = AttentionMask(pattern, see.query_at, see.key_at, holes=see.holes)
             return torch.where(hubs[..., None], self.hub.read(x, *self.hub.keys(x, see.query_at), all_see), y)
         places, real = gather_first(hubs)
         if not places.shape[1]:
             return y
         index = places[..., None].expand(-1, -1, x.shape[2])
-        all_see = See(pattern, places, see.key_at, holes=see.holes)
+        all_see = AttentionMask(pattern, places, see.key_at, holes=see.holes)
         found = self.hub.read(x.gather(1, index), *self.hub.keys(x, see.query_at), all_see)
         index = places[..., None].expand(-1, -1, y.shape[2])
         return y.scatter(1, index, torch.where(real[..., None], found.to(y.dtype), y.gather(1, index)))

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
 from regard.core.parts import name_of
 from regard.core.pattern import Both, blind, cycle
-from regard.kernels import Attend, See, blocks
+from regard.kernels import Attend, AttentionMask, blocks
 from regard.kernels.join import join
 from regard.kernels.multihead import MultiHead
 
@@ -144,7 +144,14 @@ class Apart(Attend):
         self.branches, self.whole, self.learned = branches, whole, learned
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, see: See, score: Score, position: Position, plain: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        see: AttentionMask,
+        score: Score,
+        position: Position,
+        plain: Tensor | None = None,
     ) -> Tensor:
         if not self._pays(q, see, score):
             return super().forward(q, k, v, see, score, position, plain)
@@ -160,8 +167,8 @@ class Apart(Attend):
             parts.append(blocks.partly(q, k, v, there, position.inner, plain, drop))
         return join(parts, self.learned).y
 
-    def _pays(self, q: Tensor, see: See, score: Score) -> bool:
-        if self.weights.watched or not score.is_dot or not see.fresh or self.kernel not in ("auto", "blocks"):
+    def _pays(self, q: Tensor, see: AttentionMask, score: Score) -> bool:
+        if self.weights.watched or not score.is_dot or not see.from_start or self.kernel not in ("auto", "blocks"):
             return False
         least = blocks.LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
         constant = not self.learned and torch.is_grad_enabled()

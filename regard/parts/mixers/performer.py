@@ -92,7 +92,7 @@ class Performer(Mixer[Seen]):
     def _enter(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (batch, heads, time, dim)"""
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         return self.position.query(q, at), self.position.key(k, at), v
 
     def _leave(self, y: Tensor) -> Tensor:

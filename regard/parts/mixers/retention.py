@@ -69,7 +69,7 @@ class Retention(Mixer[Summary]):
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         q, k = self.position.query(q, at), self.position.key(k, at)
         y, state = self.retain(q, k, v, at, state, context.valid)
         y = self.head_norm(y.transpose(1, 2).to(self.out.weight.dtype)).flatten(-2)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Pattern, Place, Position
+from regard.kernels.attention_mask import AttentionMask
 from regard.kernels.multihead import MultiHead
-from regard.kernels.see import See
 
 
 class Past(NamedTuple):
@@ -99,7 +99,7 @@ class TwoStreams(MultiHead):
             at = torch.where(context.valid, at, -1)
         seen, key_at = torch.cat((state.x, x[:, :count]), 1), torch.cat((state.at, at[:, :count]), 1)
         keys, values = self.keys(seen, key_at.clamp(min=0))
-        see = See(Told(self._allowed(context, key_at)), context.positions, key_at)
+        see = AttentionMask(Told(self._allowed(context, key_at)), context.positions, key_at)
         q, plain = self.queries(x, context.positions)
         position = self.position
         if self.s is not None and context.segments is not None:

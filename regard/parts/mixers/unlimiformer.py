@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core import Norm, Place, Position, Score, UserError
-from regard.kernels import See
+from regard.kernels import AttentionMask
 from regard.kernels.multihead import MultiHead
 from regard.kernels.reference import soft
 
@@ -72,7 +72,7 @@ class Unlimiformer(MultiHead):
             raise UserError("the nearest keys are those of a dot product: choose a score that is one")
         self.nearest = nearest
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: See, valid: Tensor | None) -> Tensor:
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask, valid: Tensor | None) -> Tensor:
         if keys.shape[1] <= self.nearest:
             return super().look(x, keys, values, see, valid)
         q, plain = self.queries(x, see.query_at)
@@ -92,7 +92,7 @@ class Unlimiformer(MultiHead):
             y = torch.cat(blocks, 2)
         return self.out(self.norm(y.transpose(1, 2).flatten(-2), valid))
 
-    def _retrieve(self, q: Tensor, k: Tensor, v: Tensor, see: See, plain: Tensor) -> Tensor:
+    def _retrieve(self, q: Tensor, k: Tensor, v: Tensor, see: AttentionMask, plain: Tensor) -> Tensor:
         scores = q @ k.mT  # (batch, heads, n, m)
         bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
         scores = scores if bias is None else scores + bias

@@ -33,7 +33,7 @@ from regard.core import (
 )
 from regard.core.parts import make, name_of
 from regard.core.pattern import pairs
-from regard.kernels import See
+from regard.kernels import AttentionMask
 from regard.kernels.cache import grown, write
 from regard.kernels.multihead import MultiHead
 
@@ -56,7 +56,7 @@ class Served(Context):
 
     keys: Tensor | None = None  # (batch, m, kv_heads, dim)
     values: Tensor | None = None
-    see: See | None = None
+    see: AttentionMask | None = None
 
 
 class Yoco(Mixer[Once]):
@@ -138,11 +138,11 @@ class Yoco(Mixer[Once]):
         return self.position.key(k.transpose(1, 2), at).transpose(1, 2), v
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        at = context.positions[:1] if context.fresh else context.positions
+        at = context.positions[:1] if context.from_start else context.positions
         h = self.first(x, context)
         k, v = self.cached(h, at, context.valid)
         pattern = CAUSAL if context.pattern is None else CAUSAL & context.pattern
-        return self.second(h, _serve(context, k, v, See(pattern, at, at, context.fresh)))
+        return self.second(h, _serve(context, k, v, AttentionMask(pattern, at, at, context.from_start)))
 
     def start(self, context: Context, capacity: int) -> Once:
         cache = (context.positions.shape[0], capacity + 1, self.kv_heads, self.dim)
@@ -158,7 +158,7 @@ class Yoco(Mixer[Once]):
         slot = context.positions if context.valid is None else torch.where(context.valid, context.positions, room)
         k, v = write(keys, slot, k), write(values, slot, v)
         at = torch.arange(count, device=x.device)[None]  # whoever looks at a slot stands behind it, so it is real
-        served = _serve(context, k[:, :count], v[:, :count], See(CAUSAL, context.positions, at))
+        served = _serve(context, k[:, :count], v[:, :count], AttentionMask(CAUSAL, context.positions, at))
         y, second = self.second.step(h, state.second, served)
         return y, Once(first, k, v, second)
 
@@ -228,6 +228,6 @@ def _stack(name: str, table: dict, width: int, heads: int, dropout: float) -> St
     return stack
 
 
-def _serve(context: Context, keys: Tensor, values: Tensor, see: See) -> Served:
+def _serve(context: Context, keys: Tensor, values: Tensor, see: AttentionMask) -> Served:
     known = {field.name: getattr(context, field.name) for field in fields(Context)}
     return Served(**known, keys=keys, values=values, see=see)

@@ -1,4 +1,4 @@
-"""Who may look at whom in one call of a kernel."""
+"""Which queries attend to which keys in one call of a kernel."""
 
 from typing import NamedTuple
 
@@ -9,40 +9,40 @@ from regard.core import Pattern
 from regard.core.pattern import cycle
 
 
-class See(NamedTuple):
-    """A pattern at given places.
+class AttentionMask(NamedTuple):
+    """A pattern at given positions of queries and keys.
 
-    fresh: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
-    holes: some key_at may be -1, a key that nobody may see.
-    known: where several calls ask the same, what was found out before.
-    held:  (batch, m or more) the row that holds each key; None: every row its own.
+    from_start: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
+    holes: some key_at may be -1, a key that nobody may attend to.
+    known: the masks that were computed before, where several calls ask for the same.
+    row_owner: (batch, m or more) the row whose cache holds each key; None where every row has its own.
     """
 
     pattern: Pattern
     query_at: Tensor  # (batch or 1, n)
     key_at: Tensor  # (batch or 1, m)
-    fresh: bool = False
+    from_start: bool = False
     holes: bool = False
     known: dict[tuple[Pattern, int], tuple[Tensor | None, bool]] | None = None
-    held: Tensor | None = None
+    row_owner: Tensor | None = None
 
     @property
     def causal_only(self) -> bool:
-        """Nothing but 'not ahead', which index order alone decides."""
-        return self.fresh and not self.holes and str(self.pattern) == "causal"
+        """Whether the mask is the lower triangle and nothing else."""
+        return self.from_start and not self.holes and str(self.pattern) == "causal"
 
-    def mask(self, heads: int) -> Tensor | None:
-        """(batch or 1, heads or 1, n, m), True where a query may look; None when it may look everywhere."""
+    def full_mask(self, heads: int) -> Tensor | None:
+        """Return (batch or 1, heads or 1, n, m), True where a query may attend; None when it may everywhere."""
         if str(self.pattern) == "everything":
             return (self.key_at >= 0)[:, None, None, :] if self.holes else None
         return self.at(self.query_at[:, None, :, None], self.key_at[:, None, None, :], heads)
 
-    def hidden(self, heads: int) -> tuple[Tensor | None, bool]:
-        """The mask, None where it hides nothing (it would still cost; but to ask another device would cost more), and
-        whether every query is known to see something."""
+    def mask(self, heads: int) -> tuple[Tensor | None, bool]:
+        """Return the mask, None on a CPU where it hides nothing, and whether every query is known to attend to
+        something. Other devices are not asked: to wait for them would cost more."""
         if self.known is not None and (self.pattern, heads) in self.known:
             return self.known[self.pattern, heads]
-        mask = self.mask(heads)
+        mask = self.full_mask(heads)
         found = mask, mask is None
         if mask is not None and mask.device.type == "cpu":
             found = (None, True) if bool(mask.all()) else (mask, bool(mask.any(-1).all()))
@@ -51,14 +51,14 @@ class See(NamedTuple):
         return found
 
     def added(self, heads: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """What a kernel of our own wants: a bias with all that is hidden, or True for what is not, or neither."""
-        mask = self.hidden(heads)[0]
+        """Return what is added to logits: the bias with -inf where it is masked; without a bias, the mask or None."""
+        mask = self.mask(heads)[0]
         if bias is None:
             return mask
         return (bias if mask is None else bias.masked_fill(~mask, float("-inf"))).to(dtype)
 
     def at(self, query_at: Tensor, key_at: Tensor, heads: int) -> Tensor:
-        """The same for places chosen by the caller: (b, 1, n, 1) and (b, 1, 1, m)."""
+        """Return the mask for positions chosen by the caller: (b, 1, n, 1) and (b, 1, 1, m)."""
         allowed = self.pattern.allows(query_at, key_at)
         if self.holes:
             allowed = allowed & (key_at >= 0)
