@@ -15,16 +15,18 @@ def main() -> int:
         signal.signal(signal.SIGINT, _stop)
     from regard.cli import main as run
 
-    if first and usual:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run()
     if first and usual:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; torch takes a moment to unload
     return code
 
 
-def _stop(*_: Any) -> None:
-    """End at once: nothing is lost yet, and a library in the middle of its import could swallow KeyboardInterrupt."""
+def _stop(number: int, frame: Any) -> None:
+    """Raise KeyboardInterrupt; but until torch is imported, end at once: nothing is lost yet, and a library in the
+    middle of its import could swallow it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and not getattr(torch.__spec__, "_initializing", False):
+        signal.default_int_handler(number, frame)
     os.write(2, b"regard: stopped\n")
     os._exit(130)
 

@@ -268,7 +268,7 @@ def _windows(run: Run, rows: Sequence[Row], tick: Tick, documents: bool, cut: Ca
     text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
     if not len(text):
         raise UserError("there is nothing to evaluate: the text has no token")
-    context = Settings.read(run.model.recipe.get("train", {})).context  # type: ignore[union-attr]
+    context = Settings.read(run.model.recipe.get("train", {})).context_length  # type: ignore[union-attr]
     context = min(context, run.model.limit or context)
     yield from cut(text, run.before, context, max(BUDGET // context, 1), run.target.pad)
     tick(len(rows))

@@ -84,7 +84,6 @@ SYNONYMS = {
     "longest": "decode.max_source_tokens",
     "cut": "decode.truncate",
     "tokens": "decode.max_batch_tokens",
-    "unit": "normalize",
 }
 
 RENAMED_FLAGS = {

@@ -91,7 +91,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
     usual = lines(capsys)
     used = []
     monkeypatch.setattr("regard.run.ALONE", 2)
-    monkeypatch.setattr("regard.machine.Fork.tell", _counted(used))
+    monkeypatch.setattr("regard.machine.Fork.send", _counted(used))
     try:
         assert main([*given, "--threads", str(many)]) == 0
     finally:
@@ -102,7 +102,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
 
 
 def _counted(used):
-    tell = Fork.tell
+    tell = Fork.send
     return lambda fork, *what: used.append(fork) or tell(fork, *what)
 
 
@@ -165,7 +165,7 @@ def test_any_encoder_embeds(filler, writer, tmp_path, capsys):
         ("writer", ["--attention", "--json"], "has no source"),
         ("writer", ["--attention"], "say --json as well"),
         ("writer", ["--stream", "--json"], "leave out --stream"),
-        ("writer", ["--stream", "--speculate", "2"], "leave one of them out"),
+        ("writer", ["--stream", "--speculate", "2"], "leave one out"),
         ("writer", ["--pool", "mean"], "come of an encoder"),
         ("writer", ["--similarity"], "come of an encoder"),
         (
@@ -243,7 +243,7 @@ class Seen(NamedTuple):
 class Face:
     """What answers with a model of pictures, as far as the command line looks."""
 
-    takes, options, pairs, note, config = "images", ("best", "text"), True, "", DecodeConfig()
+    takes, options, pairs, note, config = "images", ("num_return", "text"), True, "", DecodeConfig()
 
     def read(self, files):
         return (Path(file).read_text() for file in files)

@@ -23,8 +23,8 @@ def test_a_run_is_shown(run, capsys):
     capsys.readouterr()
     assert main(["show", str(run)]) == 0
     told = capsys.readouterr().out
-    for word in ("finished", "transformer, size tiny", str(run.parent / "pairs.tsv"), "lr 0.004", "batch 256", "loss ",
-                 "exact ", "regard", "torch", "parameters", "encoder, 1 layer"):  # fmt: skip
+    for word in ("finished", "transformer, size tiny", str(run.parent / "pairs.tsv"), "lr 0.004", "batch_tokens 256",
+                 "loss ", "exact ", "regard", "torch", "parameters", "encoder, 1 layer"):  # fmt: skip
         assert word in told, word
     assert "momentum" not in told
 

@@ -46,7 +46,7 @@ def torch(request, tmp_path):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_while_it_starts(program, torch):
-    done = start(PROGRAMS[program], "systems", path=torch)
+    done = start(PROGRAMS[program], "settings", path=torch)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "regard: stopped\n")
 
 
@@ -54,7 +54,7 @@ def test_behind_nohup_it_starts(torch):
     """Where Ctrl-C is ignored it stays so."""
     (torch / "torch" / "__init__.py").write_text(TORCH["plain"].replace("time.sleep(60)", "print('here')\nos._exit(7)"))
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    done = start(["-c", ignore + INSTALLED], "systems", path=torch)
+    done = start(["-c", ignore + INSTALLED], "settings", path=torch)
     assert (done.returncode, done.stdout) == (7, "here\n")
 
 

@@ -74,7 +74,7 @@ def test_a_batch_is_its_texts_one_by_one_and_in_order(which, how, request):
     assert len({answers[0].text for answers in together}) > 2
     for text, answers in zip(TEXTS, together, strict=True):
         close(answers, run.predict([text], HOW[how])[0])
-        assert len(answers) == HOW[how].best
+        assert len(answers) == HOW[how].num_return
 
 
 def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
@@ -228,7 +228,7 @@ def test_a_text_beyond_the_positions_is_cut_when_asked(short, short_writer):
     assert cut.tokens == short_writer.predict([" ".join(LONG.split()[-4:])], config)[0][0].tokens
 
 
-@pytest.mark.parametrize("way", [DecodeConfig(), DecodeConfig(beam=3), DecodeConfig(temperature=1.0, seed=1)])
+@pytest.mark.parametrize("config", [DecodeConfig(), DecodeConfig(beam=3), DecodeConfig(temperature=1.0, seed=1)])
 def test_answers_keep_within_the_positions(short, short_writer, config):
     for text in ("cat", " ".join(LONG.split()[:7])):
         assert len(short.predict([text], config)[0][0].tokens) <= 8

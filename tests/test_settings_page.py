@@ -66,13 +66,13 @@ def test_synonyms_are_names_of_keys():
 WRONG = {
     "train.learning_rate=3": "train.lr",
     "learning_rate=3": "train.lr",
-    "train.batch_size=3": "train.batch_size",
+    "train.per_device_train_batch_size=3": "train.batch_size",
     "train.num_train_epochs=3": "train.epochs",
     "train.warmup_steps=3": "train.warmup",
     "train.max_steps=3": "train.steps",
     "train.label_smoothing_factor=0.1": "train.label_smoothing",
     "train.gradient_accumulation_steps=2": "train.gradient_accumulation",
-    "train.max_grad_norm=1": "train.max_grad_norm",
+    "train.clip=1": "train.max_grad_norm",
     "train.lrr=3": "train.lr",
     "train.weight_deca=3": "train.weight_decay",
     "train.dropout=0.1": "model.dropout",
@@ -108,5 +108,5 @@ def test_an_unknown_key_is_refused_with_the_near_ones(text, tmp_path):
 def test_a_key_without_its_section_is_told_where_settings_stand():
     with pytest.raises(UserError, match=r"no entry 'lr'; did you mean 'train.lr'"):
         regard.build("gpt2", "tiny", 50, ["lr=3"])
-    with pytest.raises(UserError, match=r"no entry 'clip'.*train.KEY, model.KEY or decode.KEY"):
-        regard.build("gpt2", "tiny", 50, ["clip=3"])
+    with pytest.raises(UserError, match=r"no entry 'beta1'.*train.KEY, model.KEY or decode.KEY"):
+        regard.build("gpt2", "tiny", 50, ["beta1=3"])

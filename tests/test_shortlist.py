@@ -42,7 +42,7 @@ def test_nothing_to_learn_from():
 
 
 @pytest.mark.parametrize(
-    "way",
+    "config",
     [
         DecodeConfig(),
         DecodeConfig(beam=3, num_return=2),

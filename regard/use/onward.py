@@ -94,7 +94,7 @@ class Onward(Run):
         coded = self.target.encode([text for (text,) in rows])
         text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
         table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}
-        context = Settings.read(self.model.recipe.get("train", {})).context
+        context = Settings.read(self.model.recipe.get("train", {})).context_length
         orders = in_orders(text, context, Orderly(**fit(Orderly, table, {}, "objective")))
         nll, count = measured(self.model.inner, once(orders))  # type: ignore[arg-type,union-attr]
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}

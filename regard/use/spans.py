@@ -67,7 +67,7 @@ class SpanFiller(Run):
         begun, rows = time.perf_counter(), list(lines)
         table = self.model.recipe  # type: ignore[union-attr]
         noise = Noise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
-        context = Settings.read(table.get("train", {})).context
+        context = Settings.read(table.get("train", {})).context_length
         marks = [self.source.end] if getattr(lines, "documents", True) or not self.source.keeps_lines() else []
         coded = self.source.encode([text for (text,) in rows])
         text = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)

@@ -228,7 +228,11 @@ class Transcriber(Reader):
         left = list(range(len(some)))
         retries = TEMPERATURES if self.speech.zero is not None else TEMPERATURES[:1]
         for temperature in (config.temperature,) if config.temperature else retries:
-            how = replace(config, temperature=temperature, beam=1, best=1) if temperature else replace(config, best=1)
+            how = (
+                replace(config, temperature=temperature, beam=1, num_return=1)
+                if temperature
+                else replace(config, num_return=1)
+            )
             rows = torch.tensor(left, device=self.device)
             room = torch.full((len(left),), most, device=self.device)
             request = Request(prefix[rows], self.speech.end, room, None, select(memory, rows), rule)

@@ -5,6 +5,7 @@ import pytest
 import regard
 from regard import UserError
 from regard.core import memory
+from regard.core.recipe import _assemble
 from regard.files import recipe
 
 
@@ -15,7 +16,7 @@ def test_the_estimate_is_what_a_model_takes(name, monkeypatch):
     made.setdefault("vocab", 61)
     for stack, _, depth in memory.stacks(made["model"]):
         stack["depth"] = min(depth + 1, 5)
-    found = memory.model_bytes(made, recipe._assemble)
+    found = memory.model_bytes(made, _assemble)
     model = regard.build(made)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     whole = sum(tensor.nbytes for tensor in tensors.values())

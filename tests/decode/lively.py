@@ -20,10 +20,10 @@ Decoder = Callable[..., list[list[Hypothesis]]]
 WAYS: dict[str, Decoder] = {
     "greedy": lambda model, request, rows: [[one] for one in greedy(model, request)],
     "sampling": lambda model, request, rows: [
-        [one] for one in sample(model, request, 1.3, top_k=9, repetition=2.0, seeds=[[5, row] for row in rows])
+        [one] for one in sample(model, request, 1.3, top_k=9, repetition_penalty=2.0, seeds=[[5, row] for row in rows])
     ],
-    "beam": lambda model, request, rows: beam(model, request, size=4, best=3, penalty=0.7),
-    "patient beam": lambda model, request, rows: beam(model, request, size=3, best=2, stop="sure"),
+    "beam": lambda model, request, rows: beam(model, request, size=4, num_return=3, length_penalty=0.7),
+    "patient beam": lambda model, request, rows: beam(model, request, size=3, num_return=2, early_stopping="never"),
 }
 
 

@@ -184,7 +184,7 @@ def test_no_more_room_is_asked_for_than_there_is():
 
 @pytest.mark.parametrize(("size", "best"), [(0, 1), (2, 3), (2, 0)])
 def test_what_makes_no_sense_is_refused(size, best):
-    with pytest.raises(UserError, match="1 <= best <= size"):
+    with pytest.raises(UserError, match="1 <= num_return <= size"):
         beam(Toy(4), ask(PROMPTS, 3), size, num_return=best)
 
 

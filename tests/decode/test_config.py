@@ -17,8 +17,8 @@ def test_nothing_said_is_greedy():
 
 def test_what_is_said_is_done():
     toy, request = Toy(9, 2, ends=1.0), ask(PROMPTS, 8)
-    config = DecodeConfig(beam=4, num_return=2, length_penalty=0.3, early_stopping="sure")
-    assert search(toy, request, config) == beam(toy, request, 4, 0.3, 2, stop="sure")
+    config = DecodeConfig(beam=4, num_return=2, length_penalty=0.3, early_stopping="never")
+    assert search(toy, request, config) == beam(toy, request, 4, 0.3, 2, early_stopping="never")
     config = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
     seeds = [1, 2, 3]
     wanted = sample(toy, request, 1.5, 6, 0.95, 0.01, 1.1, seeds)
@@ -27,15 +27,15 @@ def test_what_is_said_is_done():
 
 def test_a_table_changes_what_it_names():
     recipe = DecodeConfig.read({"beam": 5, "length_penalty": 0.6, "max_new_tokens": 30})
-    assert (recipe.beam, recipe.penalty, recipe.most, recipe.stop) == (5, 0.6, 30, "full")
+    assert (recipe.beam, recipe.length_penalty, recipe.max_new_tokens, recipe.early_stopping) == (5, 0.6, 30, "full")
     changed = DecodeConfig.read({"max_new_tokens": 7}, recipe)
-    assert (changed.beam, changed.penalty, changed.most) == (5, 0.6, 7)
+    assert (changed.beam, changed.length_penalty, changed.max_new_tokens) == (5, 0.6, 7)
 
 
 def test_sampling_turns_from_beam_search_and_back():
     recipe = DecodeConfig.read({"beam": 5, "num_return": 2})
     drawn = DecodeConfig.read({"temperature": 0.8, "top_k": 9}, recipe)
-    assert (drawn.beam, drawn.best, drawn.temperature, drawn.top_k) == (1, 1, 0.8, 9)
+    assert (drawn.beam, drawn.num_return, drawn.temperature, drawn.top_k) == (1, 1, 0.8, 9)
     assert DecodeConfig.read({"repetition_penalty": 1.2}, recipe).beam == 1
     assert DecodeConfig.read({"beam": 1}, recipe) == DecodeConfig()
     assert DecodeConfig.read({"beam": 3}, drawn) == DecodeConfig(beam=3)
@@ -51,7 +51,7 @@ def test_sampling_turns_from_beam_search_and_back():
         ({"beem": 5}, "decode has no 'beem'; did you mean 'decode.beam'?"),
         ({"beam": "five"}, "decode.beam must be a whole number, not 'five'"),
         ({"beam": 2.5}, "decode.beam must be a whole number"),
-        ({"early_stopping": "early"}, "decode.early_stopping must be full, likely or sure, not 'early'"),
+        ({"early_stopping": "early"}, "decode.early_stopping must be full, heuristic or never, not 'early'"),
         ({"seed": 1.5}, "decode.seed must be a whole number"),
         ({"beam": 0}, "decode.beam must be at least 1, not 0"),
         ({"max_new_tokens": -1}, "decode.max_new_tokens must be at least 0"),

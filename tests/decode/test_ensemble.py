@@ -162,7 +162,7 @@ def test_runs_answer_together(folders, capsys, tmp_path):
           "--max-new-tokens", "4", "--early-stopping", "never"])  # fmt: skip
     told = [json.loads(line)[0] for line in capsys.readouterr().out.splitlines()]
     wanted = regard.load([folders / "one", folders / "two"]).predict(
-        ["the dog", "a cat sat"], DecodeConfig(beam=4, max_new_tokens=4, early_stopping="sure")
+        ["the dog", "a cat sat"], DecodeConfig(beam=4, max_new_tokens=4, early_stopping="never")
     )
     assert [one["text"] for one in told] == [answers[0].text for answers in wanted]
     assert [one["score"] for one in told] == pytest.approx([answers[0].score for answers in wanted], rel=1e-5)

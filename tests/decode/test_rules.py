@@ -66,7 +66,7 @@ def no_twice(scores: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
 WAYS = {
     "greedy": lambda model, request: [[one] for one in greedy(model, request)],
     "sampling": lambda model, request: [[one] for one in sample(model, request, 1.5, seeds=[5] * len(request.prefix))],
-    "beam": lambda model, request: beam(model, request, size=3, best=2),
+    "beam": lambda model, request: beam(model, request, size=3, num_return=2),
 }
 
 

@@ -215,7 +215,7 @@ def test_half_precision_is_widened():
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "sampling",
     [
         {"temperature": -1.0},
         {"top_k": -1},

@@ -301,7 +301,7 @@ def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monke
         found, calls = taken(model, monkeypatch, between=change, rows=rows)
         assert calls == [depth] * 7
         monkeypatch.undo()
-        monkeypatch.setattr(model.stack, "together", False)
+        monkeypatch.setattr(model.stack, "fuse_steps", False)
         near(found, taken(model, between=change, rows=rows)[0])
         monkeypatch.undo()
 

@@ -55,14 +55,14 @@ def test_of_nothing(known):
 def test_bends_after_it(threads, known, dtype, activation_name):
     x, p = drawn(70, 400, dtype=dtype) / 5, drawn(400, 37, dtype=dtype) / 5
     activated = torch.empty(70, 37, dtype=dtype)
-    hidden = multiply(known, x, p, activation_name=activation_name, activated=activated)
+    hidden = multiply(known, x, p, activation=activation_name, activated=activated)
     near(hidden, x @ p)
     of = activation(activation_name)
     near(activated, of(hidden))
     again, up, back = torch.empty_like(activated), drawn(70, 11, dtype=dtype), drawn(11, 37, dtype=dtype)
     asked = hidden.clone().requires_grad_()
     of(asked).backward(up @ back)
-    near(multiply(known, up, back, activation_name=activation_name, activated=again, hidden=hidden), asked.grad)
+    near(multiply(known, up, back, activation=activation_name, activated=again, hidden=hidden), asked.grad)
     near(again, of(hidden))
 
 

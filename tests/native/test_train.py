@@ -240,7 +240,9 @@ def test_models_learn_the_same_without_them(name, monkeypatch):
 
     ran = []
     monkeypatch.setattr(
-        train, "_see", lambda *given, real=train._call_attention, **named: ran.append(1) or real(*given, **named)
+        train,
+        "_call_attention",
+        lambda *given, real=train._call_attention, **named: ran.append(1) or real(*given, **named),
     )
     ours = gradients()
     assert ran or build.load_kernels() is None or name == "t5"  # whose biases learn

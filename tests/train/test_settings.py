@@ -14,14 +14,14 @@ from regard.train.settings import Settings
         ({"lr": float("nan")}, "train.lr must be a number"),
         ({"minutes": float("inf")}, "train.minutes must be a number"),
         ({"steps": -1}, "train.steps must not be"),
-        ({"batch": 0}, "train.batch_tokens must be at least 1"),
+        ({"batch_tokens": 0}, "train.batch_tokens must be at least 1"),
         ({"ema": 1.0}, "train.ema must be from 0 to below 1"),
-        ({"smoothing": 1.5}, "train.label_smoothing must be from 0 to below 1"),
-        ({"floor": 2.0}, "train.min_lr_ratio is a share"),
+        ({"label_smoothing": 1.5}, "train.label_smoothing must be from 0 to below 1"),
+        ({"min_lr_ratio": 2.0}, "train.min_lr_ratio is a share"),
         ({"optimizer": "adamm"}, "did you mean 'adam"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"precision": "float16"}, "train.precision 'float16' is unknown"),
-        ({"checkpointing": 1}, "train.gradient_checkpointing must be true or false"),
+        ({"gradient_checkpointing": 1}, "train.gradient_checkpointing must be true or false"),
     ],
 )
 def test_refused(table, told):

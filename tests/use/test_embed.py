@@ -63,7 +63,7 @@ def test_as_the_head_says(minilm, words):
         torch.testing.assert_close(minilm.embed(TEXTS[:1]), minilm.model(row))
     assert minilm.embed(TEXTS).norm(dim=-1).tolist() == pytest.approx([1.0] * 6)
     assert minilm.embed(TEXTS, normalize=False).norm(dim=-1).tolist() != pytest.approx([1.0] * 6)
-    other = Embedder(build("minilm", words, LAYER, "model.head.pool=first", "model.head.unit=false"), words, words)
+    other = Embedder(build("minilm", words, LAYER, "model.head.pool=first", "model.head.normalize=false"), words, words)
     torch.testing.assert_close(other.embed(TEXTS[:1])[0], plain(other, TEXTS[0], "first"))
 
 
