@@ -30,6 +30,7 @@ LEAST_STEPS = 40  # for each pass over many texts, of a classifier of whole word
 PAIR_EPOCHS = 8  # passes over pairs of texts, each the sum of its words
 WORDS_LR = 0.015  # of such a classifier that goes on
 DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
+TEXT_DROPOUT = ((30, 0.1), (100, 0.2), (math.inf, 0.3))  # a language model overfits later: every position is a target
 ROWS = 16  # sequences of a batch in fine-tuning
 SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
 READERS = ("Labels", "Matches", "Tags")  # tasks that are answered by a new head
@@ -248,7 +249,7 @@ def from_scratch(known: Facts) -> Iterator[Choice]:
     yield Choice("train.weight_decay", 0.1)
     if known.task == "Pairs":
         yield Choice("train.label_smoothing", 0.1, "translation")
-    rate = next(rate for most, rate in DROPOUT if known.passes <= most)
+    rate = next(rate for most, rate in (TEXT_DROPOUT if known.task == "Text" else DROPOUT) if known.passes <= most)
     yield Choice("model.dropout", rate, f"about {known.passes:.2g} passes over {short(known.examples)} examples")
 
 

@@ -209,6 +209,12 @@ def test_a_folder_without_texts(tmp_path):
 # ----------------------------------------------------------------------------------------------- rules, one by one
 
 
+@pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (30, 0.1), (31, 0.2), (100, 0.2), (101, 0.3)])
+def test_dropout_of_language_models_grows_later(passes, rate):
+    facts = FACTS._replace(task="Text", passes=passes)
+    assert by_key(automatic.from_scratch(facts))["model.dropout"] == rate
+
+
 @pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (12, 0.1), (12.1, 0.2), (40, 0.2), (41, 0.3), (1e4, 0.3)])
 def test_dropout_grows_with_the_passes(passes, rate):
     assert by_key(automatic.from_scratch(FACTS._replace(passes=passes)))["model.dropout"] == rate
