@@ -1,5 +1,5 @@
 // y = x p for many rows, and maybe more than that while it is still near, for CPUs that torch's library was not made
-// for. What is multiplied by lies in panels, made once; rows are read where they are. Called by core/multiply.py, and
+// for. What is multiplied by lies in panels, made once; rows are read where they are. Called by native/matmul.py, and
 // tested against torch. Memory is the caller's; nothing is allocated, nothing is kept.
 
 #include "vector.h"
