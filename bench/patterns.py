@@ -23,8 +23,8 @@ import torch
 from rich.console import Console
 
 import results
+from regard.bases import Attend, AttentionMask, blocks, layout
 from regard.core import Pattern, Position, Score
-from regard.kernels import Attend, AttentionMask, blocks, layout
 
 WINDOW = "causal & window(256)"
 CONTENDERS = {  # kernel, pattern

@@ -15,10 +15,10 @@ from regard.core.recipe import must_match
 from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
 from regard.decode import Ensemble
+from regard.decode.int8 import quantise
 from regard.errors import in_one_line, nearest, short, shown
 from regard.files.paths import check_run_folder
 from regard.files.reading import read_json
-from regard.kernels.int8 import quantise
 from regard.run import Run
 from regard.train import checkpoint
 from regard.train.asked import Job

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Stack, Tap, Towers, UserError, Wiring
+from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Tap, Towers, UserError, Wiring
 from regard.core.mixer import state_bytes
 from regard.core.parts import name_of
 from regard.train.objectives.next_token import of_tokens
@@ -123,7 +123,6 @@ class Labels:
 
     def __init__(self, model: nn.Module):
         self.of: dict[nn.Module, str] = {}
-        self.stacks = [module for module in model.modules() if isinstance(module, Stack)]
         for path, module in model.named_modules():
             if name := _label(path, module, self.of, model):
                 self.of.setdefault(module, name)
@@ -143,16 +142,12 @@ class Labels:
         """Inside, every part carries its label while it runs."""
         stepping = [module for module in self.of if isinstance(module, Mixer)]
         try:
-            for stack in self.stacks:
-                stack.fuse_steps = False
             for module, part in self.of.items():
                 module.forward = self._under(part, module.forward)  # type: ignore[method-assign]
             for module in stepping:
                 module.step = self._under(self.of[module], module.step)  # type: ignore[method-assign]
             yield
         finally:
-            for stack in self.stacks:
-                vars(stack).pop("together", None)
             for module in self.of:
                 vars(module).pop("forward", None)
             for module in stepping:

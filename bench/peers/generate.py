@@ -18,7 +18,7 @@ tokens = torch.randint(1000, 40_000, (rows, prompt), generator=torch.Generator()
 if which == "ours":
     from regard import restore
     from regard.decode import Request, greedy
-    from regard.kernels.int8 import quantise
+    from regard.decode.int8 import quantise
     from regard.machine import tune
 
     tune()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.native import train
+from regard.ops.embedding import embedding
 
 from .context import Context
 from .dropout import Dropout
@@ -91,7 +91,7 @@ def look_up(table: Tensor, numbers: Tensor, what: str) -> Tensor:
     if numbers.is_floating_point():
         raise UserError(f"{what} must be whole numbers, not {numbers.dtype}")
     try:
-        return train.look_up(table, numbers)
+        return embedding(numbers, table)
     except IndexError:
         raise UserError(
             f"{what} reach from {int(numbers.min())} to {int(numbers.max())}, but the table knows 0 to {len(table) - 1}"

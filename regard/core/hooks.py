@@ -1,4 +1,4 @@
-"""Forward hooks and replaced methods: whether a module has some, and steps that they see.
+"""Steps that forward hooks see.
 
 torch calls hooks in `module(x)` alone. A module that steps has two ways to the same output, `module(x, context)` and
 `module.step(x, state, context)`; `Steps` turns the second into the first where somebody has hooked the module, so that
@@ -16,35 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.native.private import GLOBAL_HOOKS, HOOKS
+from regard.ops.dispatch import hooked
 
 from .context import Call, Context
-
-
-def hooked(module: nn.Module) -> bool:
-    """Return whether anything happens when this module is called besides its class's `forward`."""
-    return has_own_hooks(module) or any(GLOBAL_HOOKS)
-
-
-def has_own_hooks(module: nn.Module) -> bool:
-    """Return the same for this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a
-    `forward` that is marked as one that only watches."""
-    own = vars(module)
-    return any(own[name] for name in HOOKS) or _is_replaced(own, "forward")
-
-
-def touched(module: nn.Module) -> bool:
-    """Return whether its step is anything else than its class's `step`."""
-    return hooked(module) or _is_replaced(vars(module), "step")
-
-
-def inside_touched(module: nn.Module) -> bool:
-    """Return whether that is so for any module inside it."""
-    return any(touched(child) or inside_touched(child) for child in module._modules.values() if child is not None)
-
-
-def _is_replaced(own: dict[str, Any], method: str) -> bool:
-    return method in own and not getattr(own[method], "only_watches", False)
 
 
 class Steps(nn.Module):

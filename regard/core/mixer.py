@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.native.structs import FusedBranch
-
 from .context import Context
+from .fusion import FusedAttention, FusedMlp
 from .hooks import Steps
 
 S = TypeVar("S")
@@ -80,14 +79,9 @@ class Mixer(Steps, Generic[S]):
     def step(self, x: Tensor, state: S, context: Context) -> tuple[Tensor, S]:
         """x (batch, time, width) -> (batch, time, out_width), and the state after it."""
 
-    def plan(self, x: Tensor, state: S, context: Context) -> tuple[FusedBranch, S] | None:
-        """A step of one position as a kernel takes it, together with the branches before and after it, and the state
-        after that; of x, which kernels can take, shape and kind count. None: it is for `step`, which gives the same."""
-        return None
-
-    def replan(self, branch: FusedBranch, x: Tensor, state: S, context: Context) -> S | None:
-        """Change what `plan` made of the same weights and as many rows so that it is for this step, and give the state
-        after that. None: it has to be made anew."""
+    def fused(self) -> FusedAttention | FusedMlp | None:
+        """Return what a step of one position does, for a kernel that takes all layers at once; None: it does more than
+        a kernel knows. `step` gives the same."""
         return None
 
     def can_return(self, begin: int, end: int) -> bool:

@@ -10,23 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, nearest
+from regard.ops.dispatch import hooked
+from regard.ops.linear import linear
 
 from .context import Call, Context, Memory, check_valid
 from .embed import Embed
 from .head import Head
-from .hooks import hooked
 from .mixer import Cost, Mixer, alike
 from .norm import Norm
 from .parts import make, part
 from .passes import Pass
 from .pattern import Pattern
 from .position import Position
-from .product import linear, own_maps
 from .stack import Stack
 from .state import State
 from .wiring import Place
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
+StepStack = Callable[[Tensor, tuple, Context], tuple[Tensor, tuple]]
 TIES = ("none", "target", "source-target", "all")
 
 
@@ -162,7 +163,7 @@ class Model(nn.Module):
         """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives. call: a step, as `step`
         asks for it where the model is hooked."""
         if call is not None:
-            x, context, call.state = self._step(tokens, call.state, valid, segments)
+            x, context, call.state = self.advance(tokens, call.state, valid, segments)
             return self.head(x, context)
         memory, extent = self._memory(source, source_valid, memory), self.embed.extent(tokens)
         context = self._begin(extent, tokens.device, valid, segments, memory, pattern, self.limit)
@@ -187,7 +188,6 @@ class Model(nn.Module):
     ) -> State:
         """The empty state for `batch` rows with room for `capacity` positions. The encoder runs here, once."""
         self._can_step()
-        own_maps(self)
         if self.limit is not None and capacity > self.limit:
             raise UserError(f"the model's positions reach {self.limit}; a capacity of {capacity} is beyond them")
         memory = self._memory(source, source_valid, memory)
@@ -207,10 +207,12 @@ class Model(nn.Module):
             return self(tokens, valid=valid, segments=segments, call=call), call.state
         return self.forward(tokens, valid, segments=segments, call=call), call.state
 
-    def last_hidden(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
-        """The same, but only the vectors (batch, width) that say what comes after the last real one of every row's
-        tokens; `logits` makes logits of them, of as many at a time as one likes."""
-        x, context, state = self._step(tokens, state, valid, None)
+    def last_hidden(
+        self, tokens: Tensor, state: State, valid: Tensor | None = None, step_stack: StepStack | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the vectors (batch, width) that say what comes after the last real one of every row's tokens, and the
+        state after them; `logits` makes logits of as many of them at a time as one likes."""
+        x, context, state = self.advance(tokens, state, valid, None, step_stack)
         if valid is None:
             return x[:, -1], state
         return x[torch.arange(len(x), device=x.device), context.lengths - 1], state
@@ -271,9 +273,18 @@ class Model(nn.Module):
             return None
         return lambda x: known(x)[0][:, 0], found[1], found[2]  # type: ignore[index]
 
-    def _step(
-        self, tokens: Tensor, state: State, valid: Tensor | None, segments: Tensor | None
+    def advance(
+        self,
+        tokens: Tensor,
+        state: State,
+        valid: Tensor | None = None,
+        segments: Tensor | None = None,
+        step_stack: StepStack | None = None,
     ) -> tuple[Tensor, Context, State]:
+        """Take a step up to the head: the vectors (batch, n, width), the context for the head, and the state after it.
+
+        step_stack: another way to take the same step of the stack, as a decoding session has one.
+        """
         batch, time = self.embed.extent(tokens)
         if not isinstance(state, State):
             raise UserError(f"a step goes on from a state that `start` or `step` gave, not from {type(state).__name__}")
@@ -288,7 +299,7 @@ class Model(nn.Module):
             raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
         state = self._with_free_buffers(state)
         try:
-            x, layers = self.stack.step(self.embed(tokens, context), state.layers, context)
+            x, layers = (step_stack or self.stack.step)(self.embed(tokens, context), state.layers, context)
         except UserError:
             raise
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):

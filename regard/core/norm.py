@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.native.structs import NormParams
+from .fusion import FusedNorm
 
 
 class Norm(nn.Module):
@@ -19,8 +19,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def norm_params(self, x: Tensor) -> NormParams | None:
-        """The same for vectors like x as a kernel does it, each for itself; None: it cannot."""
+    def fused(self) -> FusedNorm | None:
+        """Return what it does to each vector alone, for a kernel; None: it does something else."""
         return None
 
 

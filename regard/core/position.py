@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.native.decode import RotaryTables
 
 from .context import Context
+from .fusion import RotaryTables
 
 
 class Position(nn.Module):

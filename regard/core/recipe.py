@@ -17,7 +17,6 @@ from regard.files.recipe import Recipe, called, choose, load
 from .memory import Undrawn, in_bytes, model_bytes, must_fit
 from .model import Model
 from .parts import SIZES, fit, make
-from .product import own_maps
 from .towers import Towers
 
 FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
@@ -43,7 +42,6 @@ def build(
     except UserError as error:
         raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
-    own_maps(model)
     return model
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from operator import eq
 from typing import Any
 
 import torch
@@ -14,18 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
-from regard.native.build import inference_kernels
-from regard.native.decode import Program
-from regard.native.structs import NormParams
 
 from .context import Collected, Context
-from .hooks import GLOBAL_HOOKS, HOOKS, Steps, touched
+from .hooks import Steps
 from .mixer import Cost, Mixer
 from .norm import Norm
 from .parts import name_of, part, takes
 from .pattern import Pattern, blind
 from .position import Position
-from .product import flat
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring
 
@@ -128,11 +123,9 @@ class Stack(Steps):
 
     recompute: set it to keep only what enters each layer, and compute the layer again in the backward pass (Chen et al.
                2016, arXiv:1604.06174). Wirings that save memory in a way of their own are left to it.
-    fuse_steps: a step may be taken by one call of a kernel; else by its parts, which can then be seen.
     """
 
     recompute = False
-    fuse_steps = True
 
     def __init__(
         self,
@@ -156,7 +149,6 @@ class Stack(Steps):
         self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
         place = replace(place, position=self.position)
         self.shared = place.shared
-        self._last: list[Plan] = []  # of the step before, for the next one; a list, so that one thread alone takes it
         made: list[Layer] = []
         for index in range(depth):
             kind = index % len(kinds)
@@ -250,73 +242,16 @@ class Stack(Steps):
         return y, tuple(collected.finals), tuple(collected.views or ())
 
     def start(self, context: Context, capacity: int) -> tuple:
-        self._last.clear()
         return tuple(layer.start(context, capacity) for layer in self._layers)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without a plan: a copy makes its own."""
-        return {**vars(self), "_last": []}
-
-    def _order(self) -> list[tuple[Tap, list[tuple[Mixer, tuple[Norm | None, Norm | None] | None]]]]:
-        """For each layer, who watches it, its mixers and the norms around them."""
-        return [
-            (layer.out, [(mixer, layer.wiring.around(i)) for i, mixer in enumerate(layer.mixers)])
-            for layer in self._layers
-        ]
 
     def step(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
         first = self._layers[0].wiring
-        if at_once := self._at_once(x, state, context):
-            return at_once
         stream = first.enter(x)
         after = []
         for layer, part_state in zip(self._layers, state, strict=True):
             stream, new = layer.step(stream, part_state, context)
             after.append(new)
         return first.leave(stream, self.norm, context), tuple(after)
-
-    def _at_once(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
-        """The same step by one call of a kernel, where every part of it knows how. Nothing of it may be watched, learn
-        or drop anything."""
-        if not self.fuse_steps or x.shape[1] != 1 or self.training or torch.is_grad_enabled():
-            return None
-        known = inference_kernels(x)
-        if known is None:
-            return None
-        plan = self._last.pop() if self._last else None  # nobody else has it now
-        if plan and not plan.same():
-            plan = None
-        after = plan.again(x, state, context) if plan else None
-        if plan is None or after is None:
-            found = self._plan(x, state, context)
-            if found is None:
-                return None
-            plan, after = found
-        y = plan.program.run(known, flat(x)).view(x.shape)
-        self._last[:] = [plan]
-        return y, after
-
-    def _plan(self, x: Tensor, state: tuple, context: Context) -> tuple[Plan, tuple] | None:
-        if any(module.training or touched(module) for module in self.modules()):
-            return None
-        order = self._order()
-        if any(tap.watchers for tap, _ in order):
-            return None
-        end = _norm_params((self.norm,), x)
-        branches, gauges, after = [], [], []
-        for (_, parts), part_state in zip(order, state, strict=True):
-            new = []
-            for (mixer, around), own in zip(parts, part_state, strict=True):
-                both = None if around is None else _norm_params(around, x)
-                plan = None if both is None or end is None else mixer.plan(x, own, context)
-                if plan is None or both is None:
-                    return None
-                branches.append(plan[0])
-                gauges.append(both)
-                new.append(plan[1])
-            after.append(tuple(new))
-        mixers = [[mixer for mixer, _ in parts] for _, parts in order]
-        return Plan(Program(branches, gauges, *(end or ())), mixers, self, x), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """As `select`, but `state` is given up."""
@@ -328,63 +263,6 @@ class Stack(Steps):
     def cost(self, length: int, past: int = 0) -> Cost:
         costs = [mixer.cost(length, past) for layer in self._layers for mixer in layer.mixers]
         return Cost(sum(c.flops for c in costs), sum(c.state for c in costs))
-
-
-class Plan:
-    """A step of a stack by one call of a kernel, kept for the next one as long as nothing in the stack is touched."""
-
-    def __init__(self, program: Program, mixers: list[list[Mixer]], stack: Stack, x: Tensor):
-        self.program, self.mixers = program, mixers
-        self.rows, self.dtype = x.shape[0], x.dtype
-        modules = [vars(module) for module in stack.modules()]
-        inside = [own[name] for own in modules for name in ("_modules", "_parameters", "_buffers")]
-        taps = [module.watchers for module in stack.modules() if isinstance(module, Tap)]
-        self.empty = [
-            *GLOBAL_HOOKS,
-            *taps,
-            *(own[name] for own in modules for name in HOOKS),
-            *(held for held in inside if not held),
-        ]
-        self.held = [*modules, *filter(None, inside)]
-        self.before = [dict(held) for held in self.held]
-        self.weights = [t for own in modules for t in own["_parameters"].values() if t is not None]
-        self.changing = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
-        self.where = self._where()
-
-    def same(self) -> bool:
-        """Whether all is as it was when the plan was made: the attributes, submodules, parameters, hooks and watchers
-        of every module, and where the weights lie and what they are."""
-        if any(self.empty):
-            return False
-        try:
-            return all(map(eq, self.held, self.before)) and self._where() == self.where
-        except RuntimeError:  # another tensor stands where one stood
-            return False
-
-    def _where(self) -> tuple[list[int], list[int], bool]:
-        places = [weight.data_ptr() for weight in self.weights]
-        return places, [weight._version for weight in self.changing], all(map(Tensor.is_contiguous, self.weights))
-
-    def again(self, x: Tensor, state: tuple, context: Context) -> tuple | None:
-        """For this step: the state after it. None: it does not fit."""
-        if self.rows != x.shape[0] or self.dtype != x.dtype:
-            return None
-        branches, after = iter(self.program.branches), []
-        for mixers, part_state in zip(self.mixers, state, strict=True):
-            new = [mixer.replan(next(branches), x, own, context) for mixer, own in zip(mixers, part_state, strict=True)]
-            if None in new:
-                return None
-            after.append(tuple(new))
-        return tuple(after)
-
-
-def _norm_params(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | None:
-    """Norms as a kernel has them, None for those that do nothing; all is None where there is one that it has not."""
-    made = [None if norm is None or norm.idle else norm.norm_params(x) for norm in norms]
-    for norm, one in zip(norms, made, strict=True):
-        if one is None and not (norm is None or norm.idle):
-            return None
-    return made
 
 
 def _layer(table: Any, width: int, inherited: dict[str, Any]) -> Layer:

@@ -64,8 +64,8 @@ class Wiring(nn.Module):
     def forward(self, stream: Stream, branches: Sequence[Branch], context: Context) -> Stream:
         raise NotImplementedError
 
-    def around(self, index: int) -> tuple[Norm | None, Norm | None] | None:
-        """Where all that happens to a branch is x <- after(x + f(before(x))): these two norms. None: more happens."""
+    def norms_around(self, index: int) -> tuple[Norm | None, Norm | None] | None:
+        """Return the two norms where all that happens to a branch is x <- after(x + f(before(x))); None: more does."""
         return None
 
     def leave(self, stream: Stream, norm: Norm, context: Context) -> Tensor:

@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
-from regard.kernels.cross_entropy import BITS
-from regard.kernels.top import top
-from regard.native.build import inference_kernels
 from regard.native.decode import likeliest as best_words
 from regard.native.matmul import pack_matrix
+from regard.ops.cross_entropy import BITS
+from regard.ops.dispatch import inference_kernels
+from regard.ops.top_k import top
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
+from .session import session
 
 EARLY_STOPPING = ("full", "heuristic", "never")
 FEW = 24  # rows, below which their words are found without the table in another order
@@ -47,6 +48,7 @@ def beam(
         raise UserError(f"early_stopping is one of {', '.join(EARLY_STOPPING)}, not '{early_stopping}'")
     if not 1 <= num_return <= size:
         raise UserError(f"beam search needs 1 <= num_return <= size, not {num_return} and size {size}")
+    model = session(model)
     coming, state = request.begin(model)
     choose, reorder = chooser(model, request, 2 * size), getattr(model, "reorder", select)
     batch = len(request.prefix)

@@ -8,6 +8,7 @@ Each has a state of its own, so that together they are under the same law as eac
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Head, Memory, Model, UserError
+from regard.ops.dispatch import hooked
 
 from .result import exact
+from .session import session
 
 
 class Memories(NamedTuple):
@@ -43,6 +46,7 @@ class Ensemble(nn.Module):
             if (other.kind, other.vocab, other.source_vocab) != (first.kind, first.vocab, first.source_vocab):
                 raise UserError("models that answer together are of one kind and know the same tokens; these do not")
         self.models = nn.ModuleList(models)
+        self.steppers: list[Any] = []  # the sessions of the models, in a session of the ensemble
         self.kind, self.vocab, self.source_vocab = first.kind, first.vocab, first.source_vocab
         self.recipe = getattr(first, "recipe", {})
         self.limit, self.source_limit = (_least(models, name) for name in ("limit", "source_limit"))
@@ -73,7 +77,7 @@ class Ensemble(nn.Module):
         return torch.cat([model.hidden(tokens, own) for model, own in zip(self._each, contexts, strict=True)], -1)
 
     def start(self, batch: int, capacity: int, *, memory: Memories | None = None) -> tuple:
-        pairs = zip(self._each, self._apart(memory), strict=True)
+        pairs = zip(self._stepping, self._apart(memory), strict=True)
         return tuple(model.start(batch, capacity, memory=own) for model, own in pairs)
 
     def step(self, tokens: Tensor, state: tuple, valid: Tensor | None = None) -> tuple[Tensor, tuple]:
@@ -85,14 +89,14 @@ class Ensemble(nn.Module):
         return torch.cat(x, -1), states
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
-        return tuple(model.reorder(own, rows) for model, own in zip(self._each, state, strict=True))
+        return tuple(model.reorder(own, rows) for model, own in zip(self._stepping, state, strict=True))
 
     def logits(self, x: Tensor) -> Tensor:
         """x (rows, width of all) -> log p (rows, vocab)."""
-        return mean([model.logits(own) for model, own in zip(self._each, self.split(x), strict=True)])
+        return mean([model.logits(own) for model, own in zip(self._stepping, self.split(x), strict=True)])
 
     def logits_for(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        makers = [model.logits_for(tokens) for model in self._each]
+        makers = [model.logits_for(tokens) for model in self._stepping]
         return lambda x: mean([make(own) for make, own in zip(makers, self.split(x), strict=True)])
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -104,6 +108,21 @@ class Ensemble(nn.Module):
         return Cost(sum(cost.flops for cost in costs), sum(cost.state for cost in costs))
 
     @property
+    def is_hooked(self) -> bool:
+        """Whether hooks want the logits of every step."""
+        return hooked(self)
+
+    def session(self) -> Ensemble:
+        """Return the same ensemble with a decoding session for each model."""
+        made = copy.copy(self)
+        made.steppers = [session(model) for model in self._each]
+        return made
+
+    @property
+    def _stepping(self) -> list[Any]:
+        return self.steppers or self._each
+
+    @property
     def _each(self) -> list[Model]:
         return list(self.models)  # type: ignore[arg-type]
 
@@ -113,7 +132,7 @@ class Ensemble(nn.Module):
     def _all(self, step: Callable[[Model, Any], tuple[Tensor, Any]], state: tuple) -> tuple[list[Tensor], tuple]:
         if len(state) != len(self.models):
             raise UserError(f"a state of {len(state)} models cannot go on with {len(self.models)}")
-        told, states = zip(*(step(model, own) for model, own in zip(self._each, state, strict=True)), strict=True)
+        told, states = zip(*(step(model, own) for model, own in zip(self._stepping, state, strict=True)), strict=True)
         return list(told), states
 
 

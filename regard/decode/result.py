@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core import Memory, UserError, select
-from regard.core.hooks import hooked
 
 SCORES = 2_500_000  # made at a time: they stay in the CPU's cache
 SAME = 16  # columns that all rows of a batch begin with, from which on they are read once
@@ -95,7 +94,7 @@ class Request(NamedTuple):
     ) -> tuple[Next, Any]:
         """Take tokens (rows, n); what may come after the last real one of each row, which has said (rows, time) since
         its prefix, and the state after them."""
-        is_hooked = isinstance(model, nn.Module) and hooked(model)  # and its hooks want the scores of all
+        is_hooked = getattr(model, "is_hooked", False)  # and its hooks want the logits of all
         if hasattr(model, "last_hidden") and not is_hooked:
             x, state = model.last_hidden(tokens, state, valid)
             return Next(x, model.logits, self, said, max(SCORES // model.vocab, 1)), state

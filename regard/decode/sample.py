@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.core import UserError, select
 
 from .result import Hypothesis, Request, Stepper, must_be_numbers
+from .session import session
 
 FEW = 0.75  # when no more than this share of a batch goes on, the others leave it: each time costs a copy of the state
 
@@ -99,6 +100,7 @@ def stream(
     seeds: one for each row, a number or several; a row's answer depends on its own alone. None: new ones.
     """
     sampling = _checked(SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty))
+    model = session(model)
     coming, state = request.begin(model)
     most, longest, room, batch = request.most, int(request.lengths.max()), request.room, len(request.prefix)
     noise = noise_of(seeds, batch, int(most.max()), coming.x.device) if temperature else None

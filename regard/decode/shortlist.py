@@ -25,6 +25,7 @@ from regard.core import Model, UserError
 from regard.errors import in_one_line, short
 
 from .result import Hypothesis, Request
+from .session import session
 
 FILE = "shortlist.safetensors"
 PAIRS = 300_000  # from which it is learned, at the most
@@ -120,6 +121,7 @@ class Fewer:
     """A model that knows some tokens alone, under numbers of its own: their places among these."""
 
     def __init__(self, model: Model, among: Tensor):
+        model = session(model)
         self.model, self.tokens, self.vocab = model, among, len(among)
         self.start, self.reorder, self.logits = model.start, model.reorder, model.logits_for(among)
 

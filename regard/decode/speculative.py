@@ -19,6 +19,7 @@ from regard.core import UserError, select
 
 from .result import Hypothesis, Request, Stepper, exact, must_be_numbers
 from .sample import Listen, SamplingParams, Seeds, chosen, noise_of
+from .session import session
 
 LONG = 12  # tokens that are read again with new guesses, before they become part of the state
 MOST = 48  # guesses at a time: a cache that forgets can take back a step of 64 positions, and no longer one
@@ -58,7 +59,7 @@ class ModelDraft:
     """
 
     def __init__(self, model: Stepper, room: int):
-        self.model, self.room = model, room
+        self.model, self.room = session(model), room
         self.state: Any = None
         self.read: list[list[int]] = []  # what the state holds of each row
 
@@ -122,6 +123,7 @@ def speculate(
     def over(row: int) -> bool:
         return said[row][-1] == request.end or len(said[row]) >= most[row]
 
+    model = session(model)
     coming, state = request.begin(model)
     (first,) = coming.each(lambda scores, _: (scores,))
     must_be_numbers(first.logsumexp(-1))

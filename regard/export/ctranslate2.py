@@ -125,7 +125,7 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
 
 def activation_of(feed: Any) -> str:
     """The name of a feed-forward's activation."""
-    from regard.kernels.activation import ACTIVATIONS
+    from regard.ops.activation import ACTIVATIONS
 
     return next(name for name, activation_name in ACTIVATIONS.items() if activation_name is feed.activate)
 

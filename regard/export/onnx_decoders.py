@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.bases.attention_mask import AttentionMask
+from regard.bases.multihead import MultiHead
 from regard.core import Context, Mixer, Model, Pointwise, UserError
 from regard.core.context import Memory
 from regard.core.mixer import each
 from regard.core.parts import name_of
-from regard.kernels.attention_mask import AttentionMask
-from regard.kernels.multihead import MultiHead
 from regard.run import Run
 
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, run_graph, sizes

@@ -15,9 +15,9 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from regard.bases.attend import Attend
 from regard.core import Model
 from regard.core.parts import name_of
-from regard.kernels.attend import Attend
 
 SIZES = ((1, 1), (3, 9), (2, 70), (1, 300))  # batches and lengths at which a graph is compared with the model
 LARGEST = 1 << 30  # bytes of weights that stand in the graph's own file, which must stay below 2 GB

@@ -14,19 +14,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, c_double, c_int, c_long, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from regard.files.paths import sync
 
-from . import private
 from .structs import AttentionArgs, LinearParams, Workspace, check_sizes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("decode.cpp", "train.cpp", "matmul.cpp")]
@@ -217,52 +212,6 @@ def _processor() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     return " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-
-
-def inference_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """The kernels, if they can take such tensors: numbers of one kind on a CPU, nothing to learn, and nobody who
-    watches or records single operations."""
-    if torch.is_grad_enabled():
-        if first.requires_grad:
-            return None
-        for other in others:
-            if other is not None and other.requires_grad:
-                return None
-    return training_kernels(first, *others)
-
-
-class _Switch(threading.local):
-    off = False
-
-
-_switch = _Switch()
-
-
-@contextmanager
-def disabled() -> Iterator[None]:
-    """Inside, in this thread, torch's operations do everything."""
-    before, _switch.off = _switch.off, True
-    try:
-        yield
-    finally:
-        _switch.off = before
-
-
-def training_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """The same, whether they learn or not."""
-    dtype = first.dtype
-    if dtype not in KINDS or not first.is_cpu or _switch.off:
-        return None
-    for other in others:
-        if other is not None and other.dtype != dtype:
-            return None
-    if (
-        private.len_torch_dispatch_stack()
-        or private.get_tracing_state() is not None
-        or torch.is_autocast_enabled("cpu")
-    ):
-        return None
-    return None if torch.compiler.is_compiling() else load_kernels()
 
 
 def threads_for(work: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import addressof
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,16 +31,16 @@ def linear_params(
     return made
 
 
-def room(known: Kernels, x: Tensor, wide: int) -> Tensor:
+def room(kernels: Kernels, x: Tensor, wide: int) -> Tensor:
     """For what products need besides, of rows x of up to `wide` channels."""
-    return torch.empty((x.shape[0] + known.rows) * (wide + 1) * x.element_size(), dtype=torch.uint8)
+    return torch.empty((x.shape[0] + kernels.rows) * (wide + 1) * x.element_size(), dtype=torch.uint8)
 
 
-def apply(known: Kernels, map: LinearParams, x: Tensor) -> Tensor:
+def apply(kernels: Kernels, map: LinearParams, x: Tensor) -> Tensor:
     """x (rows, in), contiguous -> (rows, out)"""
     y = x.new_empty(x.shape[0], map.out)
-    beside = room(known, x, map.wide) if map.scale or map.packed else None
-    known.named["apply", x.dtype](
+    beside = room(kernels, x, map.wide) if map.scale or map.packed else None
+    kernels.named["apply", x.dtype](
         map, x.data_ptr(), y.data_ptr(), x.shape[0], None if beside is None else beside.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
@@ -51,7 +50,9 @@ def apply(known: Kernels, map: LinearParams, x: Tensor) -> Tensor:
 ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")  # as decode.cpp counts them
 
 
-def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None = None) -> Tensor:
+def attend(
+    kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None = None
+) -> Tensor:
     """q (batch, heads, n, dim), k and v (rows, kv_heads, m, dim), channels side by side; added: to scores, or bool,
     which of them count, broadcast to (batch, heads, n, m); held (batch, m or more): the row of each key, None: the own
     -> (batch, n, heads, dim)"""
@@ -63,7 +64,7 @@ def attend(known: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None
     if added is not None:
         added = added.expand(batch, heads, queries, keys)
         steps = added.stride()
-    known.named["attend", q.dtype](
+    kernels.named["attend", q.dtype](
         AttentionArgs(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), None if added is None else added.data_ptr(),
             None if held is None else held.data_ptr(), y.data_ptr(), scores.data_ptr(), batch, heads, groups, queries,
@@ -91,13 +92,9 @@ def plan_mlp(
     return made
 
 
-class RotaryTables(NamedTuple):
-    """How pairs of channels are turned; halves: each with the one half the channels behind it, else with its
-    neighbour."""
-
-    cos: Tensor  # (rows or 1, pairs)
-    sin: Tensor
-    halves: bool
+RotaryTables = tuple[
+    Tensor, Tensor, bool
+]  # cos and sin (rows or 1, pairs), and whether pairs lie half the channels apart
 
 
 def plan_attention(
@@ -150,12 +147,9 @@ def update_attention(
     looks.keys, looks.threads = keys, threads_for(made.wants[0] * keys)
     made.key_slot, made.value_slot = k + slot * step, v + slot * v_step
     if rotary_tables is not None:
-        rows, made.pairs = rotary_tables.cos.shape
-        made.cos, made.sin, made.halves = (
-            rotary_tables.cos.data_ptr(),
-            rotary_tables.sin.data_ptr(),
-            rotary_tables.halves,
-        )
+        cos, sin, halves = rotary_tables
+        rows, made.pairs = cos.shape
+        made.cos, made.sin, made.halves = cos.data_ptr(), sin.data_ptr(), halves
         made.pairs_step = made.pairs if rows > 1 else 0
     made.beside = (added, held, rotary_tables)
     made.wants[2] = _scores(heads, keys, looks.threads, made.size)
@@ -180,16 +174,16 @@ class Program:
             vars(new).update(vars(old))
         self.work = sum(one.work for one in branches)
 
-    def run(self, known: Kernels, x: Tensor) -> Tensor:
+    def run(self, kernels: Kernels, x: Tensor) -> Tensor:
         """x (rows, width), contiguous"""
         rows, wide = x.shape
         y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
         most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
-        parts = (rows * wide, rows * wide, *most[:3], (rows + known.rows) * (most[3] + 1))
+        parts = (rows * wide, rows * wide, *most[:3], (rows + kernels.rows) * (most[3] + 1))
         begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
         beside = torch.empty(begins[-1] + 64, dtype=torch.uint8)
         origin = -(-beside.data_ptr() // 64) * 64
-        known.named["run", x.dtype](
+        kernels.named["run", x.dtype](
             self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(),
             Workspace(*[origin + begin for begin in begins[:-1]]), rows, wide,
             threads_for(self.work * max(rows // 16, 1)),
@@ -205,16 +199,16 @@ def norm_params(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
 
 
 def likeliest(
-    known: Kernels, x: Tensor, packed: Tensor, bias: Tensor | None, words: int, many: int
+    kernels: Kernels, x: Tensor, packed: Tensor, bias: Tensor | None, words: int, many: int
 ) -> tuple[Tensor, Tensor]:
     """x (rows, in) -> of each row the `many` likeliest of all words, best first: log p and numbers, (rows, many)."""
     rows, wide = x.shape
     bias = None if bias is None else bias.contiguous()
     best, mass = x.new_empty(rows, many), x.new_empty(rows)
     at = torch.empty(rows, many, dtype=torch.long)
-    turned = x.new_empty(-(-rows // known.rows) * known.rows, wide)
-    state = torch.empty(rows * known.state[x.dtype] + 64, dtype=torch.uint8)
-    known.named["top_k", x.dtype](
+    turned = x.new_empty(-(-rows // kernels.rows) * kernels.rows, wide)
+    state = torch.empty(rows * kernels.state[x.dtype] + 64, dtype=torch.uint8)
+    kernels.named["top_k", x.dtype](
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), best.data_ptr(), at.data_ptr(),
         mass.data_ptr(), turned.data_ptr(), -(-state.data_ptr() // 64) * 64, rows, wide, words, many,
     )  # fmt: skip

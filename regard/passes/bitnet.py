@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from regard.core import Norm, Pass, UserError, part, restore
 from regard.core.passes import exchange
-from regard.core.product import is_plain_linear
 from regard.core.recipe import must_be_new, save_beside
 from regard.errors import nearest, short
+from regard.ops.dispatch import is_plain_linear
 
 LEAST = 1e-5  # of s and m, so that nothing is divided by zero
 STEPS = 127  # of an input, on each side of zero

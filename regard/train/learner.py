@@ -20,7 +20,7 @@ from regard.core import Model, Norm, Stack, Tap, UserError, losses
 from regard.data.batches import Batch, Feed
 from regard.machine import forks
 from regard.native.build import load_kernels
-from regard.native.train import adding_to
+from regard.ops.accumulate import accumulate_into
 
 from .average import ExponentialMovingAverage
 from .gradients import Gradients
@@ -151,7 +151,7 @@ class Learner:
     def _learn(self, batch: Batch, count: int) -> Tensor:
         """Add the gradient of one batch of a step over `count` tokens. The sum of -log p of its tokens."""
         asked = losses(self.model) if self._asks_more else nullcontext(lambda: 0.0)
-        with asked as more, adding_to(self.gradients, 1 / count):  # until the end: layers may be computed again
+        with asked as more, accumulate_into(self.gradients, 1 / count):  # until the end: layers may be computed again
             with self._precision():
                 result = self.objective(self.model, batch)
                 loss = result.loss / count + more() * (batch.count / count)

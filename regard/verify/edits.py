@@ -14,14 +14,14 @@ from torch.nn.utils import parametrize, prune
 
 from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, part
 from regard.core.parts import name_of
-from regard.core.product import FEW
-from regard.native.build import disabled
+from regard.decode.session import Session
+from regard.ops.dispatch import FEW_ROWS, disabled
 
 from . import laws
 from .laws import Finding, Subject
 
 Edit = Callable[[Model], object]
-MANY_ROWS = FEW + 2  # more than those for which linear maps have a way of their own
+MANY_ROWS = FEW_ROWS + 2  # more than those for which linear maps have a way of their own
 
 
 def linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -197,15 +197,16 @@ EDITS: tuple[Edit, ...] = (
 
 
 def outputs(model: Model, x: Tensor, memory: object, edit: Edit | None, sizes: Sequence[int]) -> Tensor:
-    """What comes of steps of these sizes; where there is an edit, of a copy of the model that is edited after two of
-    them."""
+    """Return what a decoding session gives in steps of these sizes; where there is an edit, of a copy of the model that
+    is edited after two of them."""
     model = model if edit is None else copy.deepcopy(model)
+    session = Session(model)
     state, found, begin = model.start(len(x), x.shape[1], memory=memory), [], 0  # type: ignore[arg-type]
     for number, size in enumerate(sizes):
         if edit is not None and number == 2:
             torch.manual_seed(7)
             edit(model)
-        y, state = model.step(x[:, begin : begin + size], state)
+        y, state = session.step(x[:, begin : begin + size], state)
         found.append(y)
         begin += size
     return torch.cat(found, 1)

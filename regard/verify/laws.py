@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from regard.bases import Attend
 from regard.core import (
     Context,
     Dropout,
@@ -48,8 +49,8 @@ from regard.core import (
     state_bytes,
 )
 from regard.core.mixer import each
-from regard.kernels import Attend
-from regard.native.build import disabled
+from regard.decode.session import Session
+from regard.ops.dispatch import disabled
 
 LIMIT = 1e-9
 
@@ -68,12 +69,16 @@ class Finding(NamedTuple):
 
 
 class Subject:
-    """A mixer or a model behind one face: inputs (batch, time, ...), whole, start, step."""
+    """A mixer or a model behind one face: inputs (batch, time, ...), whole, start, step. fused: a model steps through
+    a decoding session, else by its own `step`."""
+
+    fused = True
 
     def __init__(self, module: Mixer | Model, source: int = 7):
         self.module = module.double().eval()
         self.source = source
         self.is_model = isinstance(module, Model)
+        self.session = Session(module) if isinstance(module, Model) else None  # takes the steps, fused where it can
 
     @property
     def streams(self) -> bool:
@@ -113,7 +118,8 @@ class Subject:
 
     def step(self, x: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, State]:
         if self.is_model:
-            return self.module.step(x, state, valid)  # type: ignore[operator,union-attr]
+            stepper = self.session if self.fused else self.module
+            return stepper.step(x, state, valid)  # type: ignore[operator,union-attr]
         context = Context.after(state.lengths, x.shape[1], valid=valid)
         y, inner = self.module.step(x, state.layers, context)  # type: ignore[operator,union-attr]
         return y, State.of_new_buffers(state.lengths + context.lengths, inner)
@@ -177,8 +183,10 @@ def cuts(subject: Subject, time: int = 23, batch: int = 4, most: int = 6) -> Fin
         whole = subject.whole(x, valid, memory)
         worst = 0.0
         for largest in (1, most, time):
+            subject.fused = largest != most
             steps = stepwise(subject, x, lengths, memory, largest)
             worst = max(worst, differ(steps[valid], whole[valid]))
+    subject.fused = True
     return Finding("cuts", worst, LIMIT, f"{batch} rows of up to {time} positions in random steps")
 
 

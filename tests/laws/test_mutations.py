@@ -7,12 +7,15 @@ import pytest
 import torch
 
 import regard
-from regard.core import Mixer, Place, Stack, hooks, part, product, stack, state
+from regard.bases import cache, multihead
+from regard.core import Mixer, Place, hooks, part, state
 from regard.core import context as contexts
 from regard.core import pattern as patterns
 from regard.core.mixer import under
 from regard.core.pattern import Slots
-from regard.kernels import cache, multihead
+from regard.decode import session as sessions
+from regard.decode.session import Session, Snapshot
+from regard.ops import dispatch
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
 from regard.verify import edits, laws
@@ -151,10 +154,10 @@ def tables_of_slots_written_in_place(patch):
 
 def steps_that_drop_nothing(patch):
     """The fused step is taken in training mode."""
-    real = Stack._at_once
+    real = Session._step_fused
 
-    def at_once(self, x, state, context):
-        modules = [module for module in self.modules() if module.training]
+    def step_fused(self, x, state, context):
+        modules = [module for module in self.model.modules() if module.training]
         for module in modules:
             module.training = False
         try:
@@ -163,18 +166,18 @@ def steps_that_drop_nothing(patch):
             for module in modules:
                 module.training = True
 
-    patch.setattr(Stack, "_at_once", at_once)
+    patch.setattr(Session, "_step_fused", step_fused)
 
 
 def steps_without_gradients(patch):
     """The fused step is taken where weights learn, but no input does."""
-    real = Stack._at_once
+    real = Session._step_fused
 
-    def at_once(self, x, state, context):
+    def step_fused(self, x, state, context):
         with torch.no_grad():
             return real(self, x, state, context)
 
-    patch.setattr(Stack, "_at_once", at_once)
+    patch.setattr(Session, "_step_fused", step_fused)
 
 
 def states_that_share_buffers(patch):
@@ -189,7 +192,7 @@ def old_states_that_lost_keys(patch):
 
 def plans_of_another_model(patch):
     """A fused step is planned once and for all."""
-    patch.setattr(stack.Plan, "same", lambda self: True)
+    patch.setattr(Snapshot, "holds", lambda self: True)
 
 
 def copies_that_forget_what_was_lost(patch):
@@ -204,7 +207,7 @@ def steps_that_hooks_do_not_see(patch):
 
 def steps_that_replace_methods(patch):
     """A fused step is taken although the step of a mixer was replaced."""
-    patch.setattr(hooks, "_is_replaced", lambda own, method: method == "forward" and method in own)
+    patch.setattr(dispatch, "is_replaced", lambda own, method: method == "forward" and method in own)
 
 
 def keys_written_in_place(patch):
@@ -222,7 +225,7 @@ def keys_written_in_place(patch):
 
 def biases_side_by_side(patch):
     """The numbers of a bias are believed to lie side by side."""
-    patch.setattr(product, "_lies_plain", lambda weight, bias: weight.is_contiguous())
+    patch.setattr(sessions, "is_contiguous", lambda weight, *more: weight.is_contiguous())
     patch.setattr(torch.Tensor, "contiguous", lambda self: self)
 
 

@@ -5,7 +5,6 @@ import platform
 import shutil
 
 import pytest
-import torch
 
 from regard.native import build
 
@@ -24,12 +23,3 @@ def known(request):
     if platform.machine() != "x86_64" or "avx2" not in build._processor():
         pytest.skip("made for other CPUs")
     return build.Kernels(ctypes.CDLL(str(build._compiled([COMPILER, *build.FLAGS, request.param, "-fopenmp"]))))
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request, monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    monkeypatch.setattr(build, "SMALL", 1)  # all work is for all cores
-    yield request.param
-    torch.set_num_threads(before)

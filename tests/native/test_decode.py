@@ -1,23 +1,18 @@
 """Kernels of our own: the same as torch's operations, for both kinds of numbers and any number of cores."""
 
-import copy
 import math
 import os
-import pickle
 import subprocess
 import sys
-import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import regard
-from regard.core import Context, product, select
+from regard.core import Context
 from regard.native import build, decode
 from regard.native.matmul import pack_matrix
 from regard.parts.positions.rotary import Rotary
-from regard.verify import laws
 
 KNOWN = build.load_kernels()
 pytestmark = pytest.mark.skipif(KNOWN is None, reason="there is no compiler")
@@ -134,46 +129,6 @@ def test_scores_that_are_no_numbers_are_found_out(known):
     assert bool(logs.isnan().all())
 
 
-def test_who_is_not_served():
-    """What learns, what is recorded, other numbers, other kinds side by side."""
-    x, learns = torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)
-    assert build.inference_kernels(x) is KNOWN
-    assert build.inference_kernels(learns) is None
-    assert build.inference_kernels(x, learns) is None
-    with torch.no_grad():
-        assert build.inference_kernels(x, learns, None) is KNOWN
-    assert build.inference_kernels(x, x.double()) is None
-    assert build.inference_kernels(x.half()) is None
-    assert build.inference_kernels(x.to("meta")) is None
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert build.inference_kernels(x) is None
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False):
-        assert build.inference_kernels(x) is None
-
-
-def test_weights_that_change_are_seen():
-    """Packed for many rows, they follow what is done to them: in place, by learning, or by a new start."""
-    linear = torch.nn.Linear(8, 8)
-    linear.__class__ = product.Linear
-    x = torch.randn(40, 1, 8)
-
-    def fast():
-        with torch.no_grad():
-            return decode.apply(KNOWN, *product.maps(x, linear), x[:, 0])
-
-    near(fast(), linear(x)[:, 0].detach())
-    with torch.no_grad():
-        linear.weight.mul_(2)
-    near(fast(), linear(x)[:, 0].detach())
-    optimizer = torch.optim.Adam(linear.parameters(), 0.1, fused=True)
-    fast()
-    linear(x).sum().backward()
-    optimizer.step()
-    near(fast(), F.linear(x, linear.weight, linear.bias)[:, 0].detach())
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("centres", [True, False])
 @pytest.mark.parametrize(("weight", "bias"), [(True, True), (True, False), (False, False)])
@@ -257,117 +212,6 @@ def test_queries_and_keys_are_turned(threads, dtype, layout, places, known):
         turn.query(new, at), k.transpose(1, 2), v.transpose(1, 2), scale=0.3, enable_gqa=True
     )
     near(found, F.linear(sees.flatten(1), weights[3]))
-
-
-def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3):
-    """Scores, and how many branches each call of a kernel took."""
-    torch.manual_seed(2)
-    given = model.draw(rows, steps)
-    tokens, calls, scores, run = given.pop("tokens"), [], [], decode.Program.run
-
-    def counted(own, *more):
-        calls.append(len(own.branches))
-        return run(own, *more)
-
-    if monkeypatch:
-        monkeypatch.setattr(decode.Program, "run", counted)
-    with torch.no_grad():
-        state = model.start(rows, steps + 2, **given)
-        calls.clear()
-        for at in range(steps):
-            state = between(at, state)
-            one, state = model.step(tokens[: len(state.lengths), at : at + 1], state)
-            scores.append(one.flatten())
-    return torch.cat(scores), calls
-
-
-WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "llama", "mistral", "qwen", "rotary"]
-
-
-@pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.parametrize("rows", [3, 40])
-def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monkeypatch):
-    """By one call of a kernel, which is indeed what happens; also where rows go and change places."""
-    torch.manual_seed(1)
-    model = regard.build(name, size="tiny", vocab=61).eval()
-    depth = sum(len(layer.mixers) for layer in model.stack.layers)
-
-    def between(at, state):
-        if at == 3:
-            return model.reorder(state, torch.arange(rows).flip(0))
-        return select(state, torch.tensor([1, 0])) if at == 5 else state
-
-    for change in (lambda at, state: state, between):
-        found, calls = taken(model, monkeypatch, between=change, rows=rows)
-        assert calls == [depth] * 7
-        monkeypatch.undo()
-        monkeypatch.setattr(model.stack, "fuse_steps", False)
-        near(found, taken(model, between=change, rows=rows)[0])
-        monkeypatch.undo()
-
-
-@pytest.mark.parametrize("rows", [3, 40])
-def test_a_stack_that_changes_between_steps_is_seen(rows, monkeypatch):
-    """Weights in place, weights elsewhere, other maps, watchers, and what a fused optimizer does without a word."""
-    model = regard.build("gpt2", size="tiny", vocab=61).eval()
-    attention = model.stack.layers[1].branches["mixer"]
-    seen = []
-
-    def change(at, state):
-        if at == 1:
-            attention.q.weight.mul_(1.5)
-        if at == 2:
-            attention.k.weight.data = attention.k.weight.data * 1.5
-            attention.q.bias.data = attention.q.bias.data + 1.5
-        if at == 3:
-            linear = product.Linear(model.width, model.width)
-            linear.weight.copy_(attention.v.weight * 2)
-            attention.v = linear.requires_grad_(False)
-        if at == 4:
-            model.stack.layers[0].out.watchers.append(lambda x: seen.append(x.clone()))
-        if at == 5:
-            model.stack.layers[0].out.watchers.clear()
-        if at == 6:
-            with torch.enable_grad():
-                optimizer = torch.optim.Adam(model.parameters(), 0.01, fused=True)
-                model(torch.arange(6)[None]).square().mean().backward()
-                optimizer.step()
-        return state
-
-    begin = copy.deepcopy(model)
-    wanted = copy.deepcopy(model)
-    found = taken(model, between=change, rows=rows)[0]
-    model, attention = wanted, wanted.stack.layers[1].branches["mixer"]
-    wanted.stack.fuse_steps = False
-    near(found, taken(wanted, between=change, rows=rows)[0])
-    near(*seen)
-    assert not torch.allclose(found, taken(begin, rows=rows)[0])
-
-
-def test_a_model_that_has_stepped_can_be_copied_and_pickled():
-    model = regard.build("gpt2", size="tiny", vocab=61).eval()
-    found = taken(model)[0]
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(taken(other)[0], found)
-
-
-def test_a_cache_is_not_kept_when_nobody_wants_it():
-    model = regard.build("gpt2", size="tiny", vocab=61).eval()
-    with torch.no_grad():
-        _, state = model.step(torch.zeros(2, 1, dtype=torch.long), model.start(2, 5))
-    keys = weakref.ref(state.layers[0][0].keys)
-    del state
-    assert keys() is None
-
-
-@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama", "t5", "alibi"])
-def test_the_laws_hold_without_them(name, monkeypatch):
-    monkeypatch.setattr(build, "load_kernels", lambda: None)
-    assert build.inference_kernels(torch.randn(2)) is None
-    torch.manual_seed(1)
-    model = regard.build(name, size="tiny", vocab=61).eval()
-    for finding in laws.check(model, without=["edited"]):  # which compares with them
-        assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
 
 
 CODE = "from regard.native.build import load_kernels; load_kernels(); print(load_kernels() is None)"

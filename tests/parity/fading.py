@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Model, Stack, build, watch
-from regard.kernels.delta import delta
-from regard.kernels.fading import Summary, fade
+from regard.ops.delta import delta
+from regard.ops.fading import Summary, fade
 from regard.parts.mixers.linear import Linear
 from regard.parts.mixers.retention import Retention
 from regard.verify.golden import Golden, in_steps

@@ -5,8 +5,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from regard.bases import edges
 from regard.core import Context, Mixer, Pattern, build, find, part, watch
-from regard.kernels import edges
 from regard.passes import bitnet as bits
 from regard.passes.bitnet import BitLinear, PackedLinear
 from regard.verify.golden import Golden

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Mixer, build, watch
-from regard.kernels import lsh
+from regard.ops import lsh
 from regard.parts.mixers.compressed import Compressed
 from regard.parts.mixers.linformer import Linformer
 from regard.parts.mixers.lsh import Lsh

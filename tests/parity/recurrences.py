@@ -2,10 +2,10 @@
 
 import torch
 
+from regard.bases.favor import Favor, Seen
+from regard.bases.state_space import StateSpace
 from regard.core import Context, build, watch
-from regard.kernels.fading import split_heads
-from regard.kernels.favor import Favor, Seen
-from regard.kernels.state_space import StateSpace
+from regard.ops.fading import split_heads
 from regard.parts.mixers.performer import Performer
 from regard.parts.mixers.s4 import S4
 from regard.parts.mixers.s4d import S4d

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from regard.bases import Attend, AttentionMask
 from regard.core import Pattern, Position
 from regard.core.pattern import cycle
-from regard.kernels import Attend, AttentionMask
 from regard.parts.scores.scaled_dot import ScaledDot
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding

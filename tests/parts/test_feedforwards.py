@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.core import Context, Mixer, UserError, losses, part
-from regard.kernels.activation import ACTIVATIONS
+from regard.ops.activation import ACTIVATIONS
 
 WIDTH = 12
 LENGTHS = torch.tensor([7, 1, 4])

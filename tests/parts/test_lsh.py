@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.core import Context, Mixer, Position, UserError, part, select, watch
-from regard.kernels import lsh
+from regard.ops import lsh
 from regard.parts.mixers.lsh import FEW
 from regard.verify import laws
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import regard
+from regard.bases.favor import Favor, orthogonal
 from regard.core import Context, Mixer, UserError, part, state_bytes
 from regard.core.stack import Stack
-from regard.kernels.favor import Favor, orthogonal
 
 WIDTH, HEADS = 12, 3
 

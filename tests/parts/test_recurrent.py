@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from regard.bases.recurrent import Last
 from regard.core import Context, Memory, Mixer, Model, Place, UserError, part, select, watch
-from regard.kernels.recurrent import Last
 from regard.verify import laws
 
 PLACE = Place(encoder=1, decoder=1, memory=10)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import regard
+from regard.bases import Attend, AttentionMask, blocks, layout
 from regard.core import Context, Mixer, Pattern, Position, Score, UserError, load, part
-from regard.kernels import Attend, AttentionMask, blocks, layout
 
 SPARSE = ("local", "atrous", "sparse-strided", "sparse-fixed", "longformer", "bigbird", "longnet")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import regard
+from regard.bases.state_space import hippo
 from regard.core import Context, Mixer, UserError, part, state_bytes
-from regard.kernels.state_space import hippo
 
 WIDTH, STATE = 5, 8
 

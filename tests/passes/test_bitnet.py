@@ -10,9 +10,9 @@ from torch import nn
 import regard
 from regard import UserError
 from regard.cli import main
-from regard.core.product import is_plain_linear
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
+from regard.ops.dispatch import is_plain_linear
 from regard.passes import bitnet
 from regard.passes.bitnet import BitLinear, PackedLinear, pack, packed, unpacked
 

@@ -10,8 +10,8 @@ from torch import nn
 import regard
 from regard import UserError
 from regard.cli import main
-from regard.core.product import is_plain_linear
 from regard.data import Tokenizer
+from regard.ops.dispatch import is_plain_linear
 from regard.passes.lora import Lora, LoraLinear, merge, merge_run
 
 TEXTS = ["a cat sat on the mat", "the dog", "cat", "on the mat the dog sat and a cat sat"]

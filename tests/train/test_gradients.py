@@ -5,9 +5,10 @@ import torch
 
 from regard.core import Context
 from regard.core.embed import look_up
-from regard.kernels import cross_entropy as kernel
-from regard.kernels.cross_entropy import cross_entropy
-from regard.native import build, matmul, train
+from regard.native import build
+from regard.ops import accumulate, dispatch
+from regard.ops import cross_entropy as kernel
+from regard.ops.cross_entropy import cross_entropy
 from regard.parts.feedforwards.mlp import Mlp
 from regard.train.gradients import Gradients
 
@@ -82,7 +83,7 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
     known = build.load_kernels()
     if known is not None:
         monkeypatch.setattr(known, "multiplies", own)
-        monkeypatch.setattr(matmul, "LEAST", 1)
+        monkeypatch.setattr(dispatch, "LEAST_WORK", 1)
     monkeypatch.setattr(kernel, "ROWS", 16)
     ours, theirs = Small(bend), Small(bend)
     gradients = Gradients(list(ours.parameters()))
@@ -92,13 +93,13 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
         gradients.begin()
         theirs.zero_grad()
         for tokens, targets in parts:
-            with train.adding_to(gradients, 1 / 7):
+            with accumulate.accumulate_into(gradients, 1 / 7):
                 (ours(tokens, targets, smoothing) / 7).backward()
             (theirs(tokens, targets, smoothing) / 7).backward()
         gradients.end()
         for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
-    assert train.adds_to(ours.table) == (1.0, None)
+    assert accumulate.buffer_for(ours.table) == (1.0, None)
     tokens, targets = parts[0]
     mine, other = (torch.autograd.grad(m(tokens, targets, smoothing), [*m.parameters()]) for m in (ours, theirs))
     assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))  # given back, where nobody adds up
@@ -110,7 +111,7 @@ def test_rows_of_what_is_no_parameter():
     gradients = Gradients([table])
     gradients.begin()
     numbers, weights = torch.tensor([[3, 7, 3]]), torch.randn(1, 3, 3)
-    with train.adding_to(gradients, 1.0):
+    with accumulate.accumulate_into(gradients, 1.0):
         (look_up(2 * table, numbers, "tokens") * weights).sum().backward()
     wanted = torch.zeros(20, 3).index_add_(0, numbers[0], 2 * weights[0])
     torch.testing.assert_close(table.grad, wanted)
@@ -121,5 +122,5 @@ def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
     gradients = Gradients(list(model.parameters()))
     gradients.begin()
     tokens = torch.randint(50, (2, 5))
-    with train.adding_to(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
+    with accumulate.accumulate_into(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
         model(tokens, tokens, 0.0).backward()

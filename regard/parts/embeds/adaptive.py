@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.groups import Group
 from regard.core import Context, Embed, UserError
 from regard.core.embed import look_up, new_table
-from regard.kernels.groups import Group
 
 
 class Adaptive(Embed):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.shift import born, mixed, shift
 from regard.core import Context, Cost, Dropout, Mixer, Place
-from regard.kernels.activation import relu_squared
-from regard.kernels.shift import born, mixed, shift
+from regard.ops.activation import relu_squared
 
 
 class Last(NamedTuple):

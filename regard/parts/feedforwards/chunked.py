@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.bases.segments import pieces
 from regard.core import Context, Cost, Mixer, Norm, Pointwise, UserError, part
-from regard.kernels.segments import pieces
 
 
 class Chunked(Pointwise):

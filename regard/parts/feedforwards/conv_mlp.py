@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from regard.bases.convolve import centred, slide
 from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
-from regard.kernels.activation import activation as activate
-from regard.kernels.convolve import centred, slide
+from regard.ops.activation import activation as activate
 
 
 class Tail(NamedTuple):

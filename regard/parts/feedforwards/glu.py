@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Dropout, Empty, Norm, Pointwise, part
-from regard.core.product import alone, maps
-from regard.kernels.activation import activation as activation_function
-from regard.native.decode import ACTIVATIONS, plan_mlp
-from regard.native.structs import FusedBranch
+from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
+from regard.core.fusion import FusedMlp
+from regard.ops.activation import activation as activation_function
+from regard.ops.mlp import FUSED_ACTIVATIONS
 
 
 class Glu(Pointwise):
@@ -44,21 +43,11 @@ class Glu(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if found := alone(self, x, Empty(), context):
-            return found[0]
         return self.out(self.norm(self.drop(self.activate(self.gate(x)) * self.into(x)), context.valid))
 
-    def plan(self, x: Tensor, state: Empty, context: Context) -> tuple[FusedBranch, Empty] | None:
-        modules, norm = self._modules, self.norm
-        plain = self.activation in ACTIVATIONS and norm.idle and not (self.training and self.drop.rate)
-        fast = maps(x, *(modules[name] for name in ("gate", "out", "into"))) if plain else None
-        if fast is None:
-            return None
-        gate, out, into = fast
-        return plan_mlp(gate, out, self.activation, x.shape[0] * x.shape[1], into), state
-
-    def replan(self, branch: FusedBranch, x: Tensor, state: Empty, context: Context) -> Empty:
-        return state
+    def fused(self) -> FusedMlp | None:
+        plain = self.activation in FUSED_ACTIVATIONS and self.norm.idle and not (self.training and self.drop.rate)
+        return FusedMlp(self.gate, self.out, self.activation, self.into) if plain else None
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * 3 * self.out.weight.numel(), 0)

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from regard.core import Context, Cost, Dropout, Empty, Norm, Pointwise, part
-from regard.core.hooks import inside_touched
-from regard.core.product import alone, learns, maps
-from regard.kernels.activation import activation as activation_function
-from regard.native import train
-from regard.native.decode import ACTIVATIONS, plan_mlp
-from regard.native.structs import FusedBranch
+from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
+from regard.core.fusion import FusedMlp
+from regard.ops.activation import activation as activation_function
+from regard.ops.dispatch import inside_touched, plain_linears
+from regard.ops.mlp import FUSED_ACTIVATIONS, mlp
 
 
 class Mlp(Pointwise):
@@ -44,26 +42,19 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if found := alone(self, x, Empty(), context):
-            return found[0]
-        if self._plain and (known := learns(x, self.into, self.out)):
+        if self._plain and plain_linears(self.into, self.out):
             into, out = self.into, self.out
-            return train.mlp(known, x, into.weight, into.bias, self.activation, out.weight, out.bias)
+            return mlp(x, into.weight, into.bias, self.activation, out.weight, out.bias)
         return self.out(self.norm(self.drop(self.activate(self.into(x))), context.valid))
 
-    def plan(self, x: Tensor, state: Empty, context: Context) -> tuple[FusedBranch, Empty] | None:
-        modules = self._modules  # which is faster to ask
-        fast = maps(x, modules["into"], modules["out"]) if self._plain else None
-        return None if fast is None else (plan_mlp(*fast, self.activation, x.shape[0] * x.shape[1]), state)
-
-    def replan(self, branch: FusedBranch, x: Tensor, state: Empty, context: Context) -> Empty:
-        return state
+    def fused(self) -> FusedMlp | None:
+        return FusedMlp(self.into, self.out, self.activation) if self._plain else None
 
     @property
     def _plain(self) -> bool:
-        norm: Norm = self._modules["norm"]  # type: ignore[assignment]
+        """Whether there is nothing between the two maps but an activation that ops know."""
         drops = self.training and self.drop.rate
-        return self.activation in ACTIVATIONS and norm.idle and not drops and not inside_touched(self)
+        return self.activation in FUSED_ACTIVATIONS and self.norm.idle and not drops and not inside_touched(self)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.groups import Group
 from regard.core import Context, Embed, Head, UserError
 from regard.core.embed import new_table
 from regard.core.parts import name_of
-from regard.kernels.groups import Group
 
 
 class Adaptive(Head):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Head, UserError
 from regard.core.head import check_pool, pool
-from regard.kernels.activation import activation as activate
+from regard.ops.activation import activation as activate
 
 
 class Regress(Head):

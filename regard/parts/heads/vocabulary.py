@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard.core import Context, Head, Norm, UserError, part
 from regard.core.embed import new_table
-from regard.core.product import linear
-from regard.kernels.activation import activation as activate
+from regard.ops.activation import activation as activate
+from regard.ops.linear import linear
 
 
 class Vocabulary(Head):

@@ -6,7 +6,7 @@ Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762. One key head
 arXiv:1911.02150; a few: Ainslie et al. 2023, arXiv:2305.13245. Over an encoder's memory: Bahdanau et al. 2015.
 """
 
-from regard.kernels.multihead import MultiHead
+from regard.bases.multihead import MultiHead
 
 
 class Attention(MultiHead):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.recurrent import Cells, Last, Look, Source, hold, last_states, watch_whole
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap, UserError
-from regard.kernels.recurrent import Cells, Last, Look, Source, hold, last_states, watch_whole
 
 
 class Aligned(NamedTuple):

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases import AttentionMask
+from regard.bases.cache import grown, write
+from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Score, UserError
-from regard.kernels import AttentionMask
-from regard.kernels.cache import grown, write
-from regard.kernels.multihead import MultiHead
 
 
 class Groups(NamedTuple):

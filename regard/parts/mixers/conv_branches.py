@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.convolve import centred, slide
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
 from regard.core.parts import fit
-from regard.kernels.activation import activation as activate
-from regard.kernels.convolve import centred, slide
+from regard.ops.activation import activation as activate
 
 
 class Recent(NamedTuple):

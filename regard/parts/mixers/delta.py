@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Empty, Growth, Mixer, Norm, UserError, part
-from regard.kernels.delta import delta, flops
-from regard.kernels.fading import CHUNK, empty, exact, head_dim, split_heads
+from regard.ops.delta import delta, flops
+from regard.ops.fading import CHUNK, empty, exact, head_dim, split_heads
 
 
 class Recalled(NamedTuple):

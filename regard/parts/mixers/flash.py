@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.bases.cache import write
+from regard.bases.gated import ACTIVATIONS, Unit, position_for
+from regard.bases.segments import pieces
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Place, Position, UserError
 from regard.errors import nearest
-from regard.kernels.cache import write
-from regard.kernels.gated import ACTIVATIONS, Unit, position_for
-from regard.kernels.segments import pieces
 
 
 class Chunk(NamedTuple):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, UserError, part
-from regard.kernels.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
 
 
 class GatedLinear(Mixer[Summary]):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
 from regard.core.parts import name_of
-from regard.kernels.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
 
 
 class GatedRetention(Mixer[Summary]):

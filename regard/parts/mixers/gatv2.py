@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.edges import Graph, Neighbours
 from regard.core import Cost, Pattern, UserError
-from regard.kernels.edges import Graph, Neighbours
 
 
 class Gatv2(Neighbours):

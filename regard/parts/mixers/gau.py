@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.bases import AttentionMask
+from regard.bases.cache import grown, write
+from regard.bases.gated import ACTIVATIONS, Unit, position_for
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
 from regard.errors import nearest
-from regard.kernels import AttentionMask
-from regard.kernels.cache import grown, write
-from regard.kernels.gated import ACTIVATIONS, Unit, position_for
-from regard.kernels.reference import soft
+from regard.ops.attention import masked_softmax
 
 BLOCK = 512  # queries at a time, so that no more than that many rows of weights are held
 
@@ -148,7 +148,7 @@ class Gau(Mixer[Past]):
         bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], q[:, None])
         scores = scores if bias is None else scores + bias
         if self.kind == "softmax":
-            weights = soft(scores if allowed is None else scores.masked_fill(~allowed, float("-inf")))
+            weights = masked_softmax(scores if allowed is None else scores.masked_fill(~allowed, float("-inf")))
         else:
             weights = ACTIVATIONS[self.kind](scores)
             weights = weights if allowed is None else weights.masked_fill(~allowed, 0.0)

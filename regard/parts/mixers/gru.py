@@ -7,7 +7,7 @@
 Cho et al. 2014, arXiv:1406.1078; with the reset gate after the product, as in cuDNN and torch.
 """
 
-from regard.kernels.recurrent import Recurrent
+from regard.bases.recurrent import Recurrent
 
 
 class Gru(Recurrent):

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases import Attend, AttentionMask
+from regard.bases.cache import grown, write
+from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
 from regard.core.parts import name_of
 from regard.core.pattern import pairs
-from regard.kernels import Attend, AttentionMask
-from regard.kernels.cache import grown, write
-from regard.kernels.fading import exact, with_ones
-from regard.kernels.segments import Turn, cut, join, turns
+from regard.ops.fading import exact, with_ones
 
 UPDATES = ("linear", "delta")
 LEAST = 1e-10  # of what is divided by

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, UserError
 from regard.errors import nearest
-from regard.kernels.activation import identity
-from regard.kernels.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
+from regard.ops.activation import identity
+from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
 
 
 def elu(x: Tensor) -> Tensor:

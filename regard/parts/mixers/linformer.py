@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.bases import AttentionMask
+from regard.bases.cache import Cache
+from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Place, UserError
 from regard.errors import nearest
-from regard.kernels import AttentionMask
-from regard.kernels.cache import Cache
-from regard.kernels.multihead import MultiHead
 
 SHARES = ("none", "heads", "kv", "layers")
 

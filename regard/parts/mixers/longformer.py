@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard.bases import AttentionMask, blocks
+from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Pattern, Place, Position, Score, UserError, find, part
-from regard.kernels import AttentionMask, blocks
-from regard.kernels.join import few, join
-from regard.kernels.multihead import MultiHead
+from regard.ops.join import few, join
 
 
 class Longformer(MultiHead):

@@ -15,12 +15,12 @@ import math
 import torch
 from torch import Tensor
 
+from regard.bases import Attend, AttentionMask, blocks
+from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
 from regard.core.parts import name_of
 from regard.core.pattern import Both, blind, cycle
-from regard.kernels import Attend, AttentionMask, blocks
-from regard.kernels.join import join
-from regard.kernels.multihead import MultiHead
+from regard.ops.join import join
 
 
 class LongNet(MultiHead):

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.cache import grown, write
 from regard.core import Context, Cost, Growth, Mixer, Norm, Tap, UserError, part
-from regard.kernels import lsh
-from regard.kernels.cache import grown, write
+from regard.ops import lsh
 
 FEW = 64  # a step of more positions than this sorts the whole sequence again
 

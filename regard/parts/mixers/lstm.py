@@ -8,7 +8,7 @@ Hochreiter & Schmidhuber 1997, "Long Short-Term Memory"; the forget gate: Gers e
 Paliwal 1997.
 """
 
-from regard.kernels.recurrent import Recurrent
+from regard.bases.recurrent import Recurrent
 
 
 class Lstm(Recurrent):

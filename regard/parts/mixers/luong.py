@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.recurrent import Cells, Last, Look, Source, check_begin, hold, watch_whole
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap
-from regard.kernels.activation import activation as activate
-from regard.kernels.recurrent import Cells, Last, Look, Source, check_begin, hold, watch_whole
+from regard.ops.activation import activation as activate
 
 
 class Fed(NamedTuple):

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from regard.bases.favor import Favor, Seen
 from regard.core import Context, Cost, Growth, Mixer, Place, Position, UserError, part
 from regard.core.parts import name_of
-from regard.kernels.fading import CHUNK, exact, flops, head_dim, split_heads
-from regard.kernels.favor import Favor, Seen
+from regard.ops.fading import CHUNK, exact, flops, head_dim, split_heads
 
 
 class Performer(Mixer[Seen]):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.cache import Cache
+from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
 from regard.core.parts import make, name_of
-from regard.kernels.cache import Cache
-from regard.kernels.segments import Turn, cut, join, turns
 
 
 class Carried(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
 from regard.core.parts import name_of
 from regard.core.position import constant
-from regard.kernels.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
+from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
 
 
 class Retention(Mixer[Summary]):

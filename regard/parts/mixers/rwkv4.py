@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.shift import after, born, mixed, shift
 from regard.core import Context, Cost, Growth, Mixer, Place
-from regard.kernels.fading import exact
-from regard.kernels.scan import after, peaks, scan
-from regard.kernels.shift import born, mixed, shift
+from regard.ops.fading import exact
+from regard.ops.scan import peaks, scan
 
 
 class Weighed(NamedTuple):

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.shift import shift
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, UserError, part
-from regard.kernels.fading import CHUNK, empty, exact, fade, flops, head_dim, split_heads
-from regard.kernels.shift import shift
+from regard.ops.fading import CHUNK, empty, exact, fade, flops, head_dim, split_heads
 
 MIXED = 5  # vectors that are mixed with the one before: for the decay, k, v, r and the gate, in this order
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.state_space import CHUNK, StateSpace, System, flat, hippo, pairs
+from regard.bases.state_space import CHUNK, StateSpace, System, flat, hippo, pairs
 
 
 class S4(StateSpace):

@@ -15,9 +15,9 @@ import math
 import torch
 from torch import Tensor
 
+from regard.bases.state_space import StateSpace, System, flat, hippo, pairs
 from regard.core import UserError
 from regard.errors import nearest
-from regard.kernels.state_space import StateSpace, System, flat, hippo, pairs
 
 BEGINS = ("lin", "inv", "legs")
 RULES = ("zoh", "bilinear")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard.bases.beside import Beside, Sides
 from regard.core import Context, Mixer, Place, UserError, part
-from regard.kernels.beside import Beside, Sides
 
 
 class Sum(Beside):

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases.attention_mask import AttentionMask
+from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Pattern, Place, Position
-from regard.kernels.attention_mask import AttentionMask
-from regard.kernels.multihead import MultiHead
 
 
 class Past(NamedTuple):

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.bases import AttentionMask
+from regard.bases.multihead import MultiHead
 from regard.core import Norm, Place, Position, Score, UserError
-from regard.kernels import AttentionMask
-from regard.kernels.multihead import MultiHead
-from regard.kernels.reference import soft
+from regard.ops.attention import masked_softmax
 
 BLOCK = 256  # queries at a time, so that no more than that many rows of scores are held
 
@@ -98,7 +98,7 @@ class Unlimiformer(MultiHead):
         scores = scores if bias is None else scores + bias
         scores = scores.masked_fill((see.key_at < 0)[:, None, None, :], float("-inf"))
         least = scores.detach().topk(self.nearest, -1, sorted=False).values.amin(-1, keepdim=True)
-        weights = self.attend.weights(soft(scores.masked_fill(scores < least, float("-inf"))))
+        weights = self.attend.weights(masked_softmax(scores.masked_fill(scores < least, float("-inf"))))
         weights = F.dropout(weights, self.attend.dropout, self.training)
         y = weights @ v
         more = self.position.read(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])

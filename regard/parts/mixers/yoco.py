@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.bases import AttentionMask
+from regard.bases.cache import grown, write
+from regard.bases.multihead import MultiHead
 from regard.core import (
     Context,
     Cost,
@@ -33,9 +36,6 @@ from regard.core import (
 )
 from regard.core.parts import make, name_of
 from regard.core.pattern import pairs
-from regard.kernels import AttentionMask
-from regard.kernels.cache import grown, write
-from regard.kernels.multihead import MultiHead
 
 CAUSAL = Pattern.parse("causal")
 

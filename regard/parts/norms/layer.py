@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.native.decode import norm_params
-from regard.native.structs import NormParams
+from regard.core.fusion import FusedNorm
 
 
 class Layer(Norm):
@@ -25,6 +24,6 @@ class Layer(Norm):
         weight, bias = inner._parameters["weight"], inner._parameters["bias"]  # which is faster to ask for
         return torch.layer_norm(x, inner.normalized_shape, weight, bias, inner.eps)
 
-    def norm_params(self, x: Tensor) -> NormParams | None:
-        inner: nn.LayerNorm = self._modules["inner"]  # type: ignore[assignment]
-        return norm_params(x, inner._parameters["weight"], inner._parameters["bias"], inner.eps, True)
+    def fused(self) -> FusedNorm:
+        inner = self.inner
+        return FusedNorm(inner._parameters["weight"], inner._parameters["bias"], inner.eps, centered=True)

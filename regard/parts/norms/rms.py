@@ -8,8 +8,7 @@ Zhang & Sennrich 2019, arXiv:1910.07467.
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.native.decode import norm_params
-from regard.native.structs import NormParams
+from regard.core.fusion import FusedNorm
 
 
 class Rms(Norm):
@@ -24,6 +23,6 @@ class Rms(Norm):
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.inner(x)
 
-    def norm_params(self, x: Tensor) -> NormParams | None:
-        inner: nn.RMSNorm = self._modules["inner"]  # type: ignore[assignment]
-        return norm_params(x, inner._parameters["weight"], None, inner.eps, False)
+    def fused(self) -> FusedNorm:
+        inner = self.inner
+        return FusedNorm(inner._parameters["weight"], None, inner.eps, centered=False)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, cat
 
 from regard.core import Context, Position, UserError
+from regard.core.fusion import RotaryTables
 from regard.core.parts import fit
 from regard.core.position import angles, speeds, turn
 from regard.errors import nearest
-from regard.native.decode import RotaryTables
 
 
 class Rotary(Position):

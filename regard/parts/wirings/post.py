@@ -26,5 +26,5 @@ class Post(Wiring):
             stream = norm(self.drop.add(stream, branch(stream)), context.valid)
         return stream
 
-    def around(self, index: int) -> tuple[Norm | None, Norm | None]:
+    def norms_around(self, index: int) -> tuple[Norm | None, Norm | None]:
         return None, self.norms[index]  # type: ignore[return-value]

@@ -26,5 +26,5 @@ class Pre(Wiring):
             stream = self.drop.add(stream, branch(norm(stream, context.valid)))
         return stream
 
-    def around(self, index: int) -> tuple[Norm | None, Norm | None]:
+    def norms_around(self, index: int) -> tuple[Norm | None, Norm | None]:
         return self.norms[index], None  # type: ignore[return-value]

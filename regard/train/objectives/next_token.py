@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core import Context, Head, Model, Norm
 from regard.data.batches import IGNORE, Batch
-from regard.kernels.cross_entropy import cross_entropy
+from regard.ops.cross_entropy import cross_entropy
 
 
 class Loss(NamedTuple):

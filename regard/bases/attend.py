@@ -1,0 +1,76 @@
+"""Softmax attention: one function, the kernel chosen for the case at hand or forced.
+
+out = softmax(q k^T + bias, over the keys that the pattern allows) v
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Position, Score, Tap, UserError
+
+from . import blocks, dense, flex, reference
+from .attention_mask import AttentionMask
+
+KERNELS = ("auto", "reference", "sdpa", "blocks", "flex")
+
+
+class Attend(nn.Module):
+    """q (batch, heads, n, dim), k and v (batch, kv_heads, m, dim) -> (batch, heads, n, dim).
+
+    kernel:  reference  explicit weights, for taps, odd scores and tests
+             sdpa       torch's fused kernel
+             blocks     only the keys that a block of queries may see
+             flex       torch's flex_attention, compiled when first wanted: CUDA, and CPU without gradients
+             auto       sdpa, or blocks where that is faster
+    dropout: of attention weights, in training.
+    """
+
+    def __init__(self, kernel: str = "auto", dropout: float = 0.0):
+        super().__init__()
+        if kernel not in KERNELS:
+            raise UserError(f"unknown kernel '{kernel}' (known: {', '.join(KERNELS)})")
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout of attention weights must be at least 0 and below 1, not {dropout}")
+        self.kernel, self.dropout = kernel, dropout
+        self.weights = Tap()
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        see: AttentionMask,
+        score: Score,
+        position: Position,
+        plain: Tensor | None = None,
+    ) -> Tensor:
+        """q and k are as `score` and `position` left them; `plain` is the query for biases that ask."""
+        drop = self.dropout if self.training else 0.0
+        kernel = self.choose(q, k, see, score, position, drop)
+        plain = q if plain is None else plain
+        if kernel == "reference":
+            return reference.attend(q, k, v, see, score, position, plain, drop, self.weights)
+        if kernel != "sdpa" and torch.is_autocast_enabled(q.device.type):  # which knows nothing of our own kernels
+            q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
+        how = {"sdpa": dense, "blocks": blocks, "flex": flex}[kernel]
+        return how.attend(q, k, v, see, position, plain, drop)
+
+    @property
+    def usual(self) -> bool:
+        """Whether nobody watches, and nobody asked for a kernel in particular."""
+        return self.kernel in ("auto", "sdpa") and not self._modules["weights"].watchers  # type: ignore[union-attr]
+
+    def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
+        """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
+        weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
+        if self.weights.watched or not score.is_dot or position.acts("read"):
+            return "reference"
+        if see.row_owner is not None:
+            return "sdpa"
+        if self.kernel in ("reference", "sdpa"):
+            return self.kernel
+        if self.kernel == "auto":
+            return "blocks" if blocks.pays(q.shape[2], q.device, see, position, drop) else "sdpa"
+        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].can(see) else "sdpa"

@@ -1,0 +1,165 @@
+"""States with a place for every position: keys and values of a sequence that grows, and of a source that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.mixer import under
+from regard.ops.dispatch import inference_kernels
+
+ROUND = 8  # slots: a cache is cut down and grows by so many
+AHEAD = 24  # slots that there is room for besides those in use: memory that is never used costs, too
+
+
+class Cache(NamedTuple):
+    """Keys and values of the positions that may still be looked at. Layers share `at` and `held`, so these are never
+    written in place; keys and values are."""
+
+    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
+    values: Tensor  # (batch, slots + 1, kv_heads, dim)
+    at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
+    row_owner: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: every row its own
+
+    @property
+    def room(self) -> int:
+        return self.at.shape[1] - 1
+
+    def select(self, rows: Tensor) -> Cache:
+        """Of some rows; only slots in use are copied, and one more, which will be wanted next."""
+        used = (self.at[:, :-1] >= 0).any(0).nonzero()
+        keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
+        own = self.materialize()
+        keys, values = (_rows_of(tensor, rows, keep) for tensor in own[:2])
+        return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
+
+    def reorder(self, rows: Tensor) -> Cache:
+        """As `select`, but nothing is copied: it is noted which row holds what."""
+        if len(rows) > len(self.keys) or inference_kernels(self.keys) is None:
+            return self.select(rows)
+        if self.row_owner is None:
+            return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())
+        return Cache(self.keys, self.values, self.at[rows], self.row_owner[rows])
+
+    def materialize(self) -> Cache:
+        """Every row holds its own."""
+        if self.row_owner is None:
+            return self
+        slot = torch.arange(self.room + 1, device=self.at.device)
+        return Cache(self.keys[self.row_owner, slot], self.values[self.row_owner, slot], self.at)
+
+    def grow(self, room: int) -> Cache:
+        """With so many slots, and a few more. Rows that nobody holds any more are left behind."""
+        kept = self.materialize() if 2 * len(self.at) <= len(self.keys) else self
+        return kept.widen(max(_round(room), self.room + self.room // 2))
+
+    def widen(self, room: int) -> Cache:
+        """With so many slots, if it has not more already."""
+        more = room - self.room
+        if more <= 0:
+            return self
+        keys, values = (_longer(tensor, more) for tensor in self[:2])
+        row_owner = (
+            None
+            if self.row_owner is None
+            else torch.cat((self.row_owner, self.row_owner.new_zeros(len(self.at), more)), 1)
+        )
+        return Cache(keys, values, torch.cat((self.at, self.at.new_full((len(self.at), more), -1)), 1), row_owner)
+
+    @staticmethod
+    def join(caches: Sequence[Cache]) -> Cache:
+        keys, values, at = zip(*(cache.materialize()[:3] for cache in caches), strict=True)
+        return Cache(under(keys), under(values), under(at, -1))
+
+
+class Source(NamedTuple):
+    """Keys and values of what does not change while a sequence grows: an encoder's output. Rows may share them."""
+
+    keys: Tensor  # (sources, kv_heads, m, key_dim)
+    values: Tensor  # (sources, kv_heads, m, dim)
+    at: Tensor  # (sources, m) the place of each, -1 where it is not real
+    rows: Tensor  # (batch,) the source of each row
+
+    def select(self, rows: Tensor) -> Source:
+        return self._replace(rows=self.rows[rows])
+
+    @staticmethod
+    def join(sources: Sequence[Source]) -> Source:
+        keys, values, at, rows = zip(*sources, strict=True)
+        before = accumulate((len(places) for places in at), initial=0)
+        mine = [own + ahead for own, ahead in zip(rows, before, strict=False)]
+        return Source(under(keys), under(values), under(at, -1), torch.cat(mine))
+
+    def materialize(self) -> Source:
+        """The same with every source looked at by as many rows, in its order, and none by nobody."""
+        sources, batch = len(self.at), len(self.rows)
+        own = torch.arange(sources, device=self.rows.device)
+        if batch % sources == 0 and torch.equal(self.rows, own.repeat_interleave(batch // sources)):
+            return self
+        wanted, rows = self.rows.unique_consecutive(return_inverse=True)
+        if batch % len(wanted) or not torch.equal(rows, own.new_tensor(range(batch)) // (batch // len(wanted))):
+            wanted, rows = self.rows, torch.arange(batch, device=self.rows.device)
+        return Source(*(tensor.index_select(0, wanted) for tensor in self[:3]), rows)
+
+
+def _rows_of(tensor: Tensor, rows: Tensor, slots: int) -> Tensor:
+    """Return some rows of a tensor (rows, slots or more, ...), in memory of their own; where there are no gradients,
+    with room to become a little longer where they lie, if the tensor has some."""
+    if torch.is_grad_enabled():
+        return tensor[:, :slots].index_select(0, rows)
+    behind = max(min(tensor.stride(0) // max(tensor.stride(1), 1), slots + AHEAD), slots)
+    new = tensor.new_empty(len(rows), behind, *tensor.shape[2:])[:, :slots]
+    return torch.index_select(tensor[:, :slots], 0, rows, out=new)
+
+
+def _longer(tensor: Tensor, more: int) -> Tensor:
+    """tensor (rows, slots, ...) with `more` slots of zeros instead of its last one: where it lies if there is room."""
+    rows, slots = tensor.shape[:2]
+    room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    in_place = tensor.stride(0) >= tensor.stride(1) * (slots + more) and room >= tensor.stride(0) * rows
+    if torch.is_grad_enabled() or not in_place:
+        return torch.cat((tensor[:, :-1], tensor.new_zeros(rows, more + 1, *tensor.shape[2:])), 1)
+    longer = tensor.as_strided((rows, slots + more, *tensor.shape[2:]), tensor.stride())
+    longer[:, slots - 1 :] = 0
+    return longer
+
+
+def grown(tensor: Tensor, slots: int) -> Tensor:
+    """tensor (rows, slots + 1, ...), whose last slot takes what is not real, with at least so many slots."""
+    have = tensor.shape[1] - 1
+    return tensor if slots <= have else _longer(tensor, max(_round(slots), have + have // 2) - have)
+
+
+def _round(slots: int) -> int:
+    return -(-slots // ROUND) * ROUND
+
+
+def shared(slot: Tensor) -> Tensor | int:
+    """slot (batch, n); the number alone where it is one and the same for all, as for the next token of rows that are
+    equally long. Another device is not asked."""
+    if slot.shape[1] != 1 or slot.device.type != "cpu":
+        return slot
+    one = int(slot[0, 0])
+    return one if len(slot) == 1 or bool((slot == one).all()) else slot
+
+
+def with_written(table: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
+    """A copy of table (batch, slots) of whole numbers in which table[row, slot[row, i]] = new[row, i]."""
+    return write(table.clone(), slot, new)
+
+
+def write(cache: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
+    """cache[row, slot[row, i]] = new[row, i]: in place, unless there may be gradients: of queries that learn, where
+    keys do not, the keys that they met are wanted as they were."""
+    slot = shared(slot) if isinstance(slot, Tensor) else slot
+    learns = torch.is_grad_enabled()
+    if isinstance(slot, int) and not learns:
+        cache.narrow(1, slot, 1).copy_(new)
+        return cache
+    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]
+    put = cache.index_put if learns else cache.index_put_
+    return put((rows, torch.as_tensor(slot, device=cache.device)), new.to(cache.dtype))

@@ -1,0 +1,445 @@
+"""Attention in several heads, with a cache of what may still be looked at: maps to queries, keys and values, a
+position, a pattern, a score, a kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import (
+    Context,
+    Cost,
+    Growth,
+    Memory,
+    Mixer,
+    Norm,
+    Pattern,
+    Place,
+    Position,
+    Score,
+    UserError,
+    part,
+    select,
+)
+from regard.core.fusion import AttentionStep, FusedAttention
+from regard.core.parts import name_of
+from regard.core.pattern import blind, pairs, slots
+from regard.ops.attention import projected_attention
+from regard.ops.dispatch import inference_kernels, inside_touched, is_few_rows, kernels_for, plain_linears
+
+from . import blocks
+from .attend import Attend
+from .attention_mask import AttentionMask
+from .cache import Cache, Source, shared, with_written, write
+from .segments import pieces
+
+CHUNK = 64  # a cache that forgets is written at most this many positions at a time
+
+
+class MultiHead(Mixer[Cache | Source]):
+    """Attention in heads with its cache: what `attention` is, and what other attentions change in one place.
+    `parts/mixers/attention.py` explains the arguments."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        dim: int | None = None,
+        over: str = "self",
+        pattern: Pattern | str = "causal",
+        position: Position | str | dict = "none",
+        score: Score | str | dict = "scaled_dot",
+        project: str = "qkvo",
+        bias: bool | str = True,
+        norm: Norm | str | dict = "none",
+        qk_norm: Norm | str | dict = "none",
+        weight_dropout: float = 0.0,
+        kernel: str = "auto",
+        place: Place | None = None,
+    ):
+        super().__init__()
+        self.width, self.heads, self.kv_heads = width, heads, kv_heads or heads
+        if dim is None and width % heads:
+            raise UserError(f"width {width} is not divisible by {heads} heads: change one, or give dim")
+        if heads % self.kv_heads:
+            raise UserError(f"{heads} heads cannot share {kv_heads} kv_heads evenly")
+        if over not in ("self", "memory"):
+            raise UserError(f"over must be 'self' or 'memory', not '{over}'")
+        if set(project) - set("qkvo"):
+            raise UserError(f"project takes letters of 'qkvo', not '{project}'")
+        self.dim = dim or width // heads
+        self.over = over
+        self.pattern = part(Pattern, pattern if over == "self" or pattern != "causal" else "everything")
+        if self.pattern.heads > heads:
+            raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there are {heads}")
+        if self.pattern.causal and self.pattern.fixed:
+            _check_sight(self.pattern, 1)
+        self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
+        self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
+        if self.position.asks and not self.score.is_dot:
+            raise UserError(
+                f"position '{name_of(self.position)}' needs a score that is a dot product, and "
+                f"'{name_of(self.score)}' is not one"
+            )
+        biased = {True: "qkvo", False: ""}.get(bias, bias) if isinstance(bias, bool) else bias
+        memory = place.memory if over == "memory" and place and place.memory else width
+        inner, shared = heads * self.dim, self.kv_heads * self.dim
+
+        def map_to(letter: str, wide: int, to: int) -> nn.Module:
+            if letter in project:
+                return nn.Linear(wide, to, bias=letter in biased)
+            if wide != to:
+                raise UserError(f"'{letter}' is not projected, but {wide} channels come in and {to} are needed")
+            return nn.Identity()
+
+        self.q, self.k = map_to("q", width, inner), map_to("k", memory, shared)
+        self.v, self.out = map_to("v", memory, shared), map_to("o", inner, width)
+        self.norm = part(Norm, norm, width=inner)
+        self.q_norm, self.k_norm = part(Norm, qk_norm, width=self.dim), part(Norm, qk_norm, width=self.dim)
+        self.attend = Attend(kernel, weight_dropout)
+        for letter in (self.q, self.k, self.v, self.out):
+            if isinstance(letter, nn.Linear):
+                nn.init.xavier_uniform_(letter.weight)
+                if letter.bias is not None:
+                    nn.init.zeros_(letter.bias)
+        if isinstance(self.q, nn.Linear) and self.score.birth != 1:
+            with torch.no_grad():
+                self.q.weight.mul_(self.score.birth)
+
+    @property
+    def streams(self) -> bool:  # type: ignore[override]
+        return self.over == "memory" or self.pattern.causal
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a cached key."""
+        return self.score.cached or self.dim
+
+    def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, heads, n, dim), as the score compares them with keys, and as the position compares them with places:
+        the score makes both, so both have its scale."""
+        q = self.q_norm(self.q(x).view(*x.shape[:-1], self.heads, self.dim)).transpose(1, 2)
+        ready = self.score.query(self.position.query(q, at))
+        return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
+
+    def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, m, kv_heads, dim), ready to be cached."""
+        split = (*x.shape[:-1], self.kv_heads, self.dim)
+        k = self.k_norm(self.k(x).view(split)).transpose(1, 2)
+        v = self.v(x).view(split).transpose(1, 2)
+        return self.score.key(self.position.key(k, at)).transpose(1, 2), self.position.value(v, at).transpose(1, 2)
+
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask, valid: Tensor | None) -> Tensor:
+        return self.out(self.norm(self.read(x, keys, values, see), valid))
+
+    def read(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
+        """(batch, n, heads * dim): what the heads find, before the last map."""
+        q, plain = self.queries(x, see.query_at)
+        y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
+        return y.transpose(1, 2).flatten(-2)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if (found := self._forward_fused(x, context)) is not None:
+            return found
+        if self.over == "memory":
+            return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
+        see = context.once(("whole", self.pattern), lambda: self._whole(context))
+        return self.look(x, *self.keys(x, see.query_at), see, context.valid)
+
+    def _forward_fused(self, x: Tensor, context: Context) -> Tensor | None:
+        """Return the same by one op with its gradient; None where it does more than that op."""
+        dropout = self.attend.dropout if self.training else 0.0
+        if not self._plain or self._spins or not self.attend.usual or dropout or self._places_learn or not x.numel():
+            return None
+        linears = (self.q, self.k, self.v, self.out)
+        if not plain_linears(*linears) or (is_few_rows(x) and not torch.is_grad_enabled()):
+            return None
+        projections = [tensor for m in linears for tensor in (m.weight, m.bias)]  # type: ignore[union-attr]
+        memory = None if self.over == "self" else self._memory(context).x
+        kernels = kernels_for(x, memory, *projections)  # type: ignore[arg-type]
+        if kernels is None:
+            return None
+        if memory is not None:
+            if len(memory) != len(x) or not memory.numel():
+                return None
+            see = self._across(self._sources(context)[1], context)
+        else:
+            see = context.once(("whole", self.pattern), lambda: self._whole(context))
+            if blocks.pays(x.shape[1], x.device, see, self.position, dropout):
+                return None
+        assert self.score.factor is not None
+        causal = see.causal_only and not self._biased
+        added = None if causal else self._added(see, x)
+        heads = (self.heads, self.kv_heads)
+        return projected_attention(kernels, x, memory, projections, heads, self.score.factor, added, causal)  # type: ignore[arg-type]
+
+    def _whole(self, context: Context) -> AttentionMask:
+        """What can be seen in a whole sequence."""
+        pattern = self._pattern(context)
+        at = context.positions[:1] if context.from_start else context.positions
+        padded = context.valid is not None and not pattern.causal
+        return AttentionMask(pattern, at, context.marked if padded else at, context.from_start, padded, {})
+
+    def start(self, context: Context, capacity: int) -> Cache | Source:
+        batch, like = context.positions.shape[0], next(self.parameters())
+        if self.over == "memory":
+            memory, (at, marked, rows) = self._memory(context), self._sources(context)
+            keys, values = (t.transpose(1, 2) for t in self.keys(memory.x, at))
+            if not torch.is_grad_enabled():  # they are looked at again and again
+                keys, values = keys.contiguous(), values.contiguous()
+            return Source(keys, values, marked, rows)
+        count = self.room(capacity) + 1
+        keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
+        return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
+
+    def _memory(self, context: Context) -> Memory:
+        if context.memory is None:
+            raise UserError("attention over the memory needs an encoder, or a memory given with the batch")
+        return context.memory
+
+    def _sources(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        memory = self._memory(context)
+        which = ("memory", memory.x.shape[1], id(memory.valid))
+        return context.once(which, lambda: _places(memory, context.positions.shape[0]))
+
+    def room(self, capacity: int) -> int:
+        """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
+        return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
+
+    def can_return(self, begin: int, end: int) -> bool:
+        """Slots are taken over once no query of a step of CHUNK positions wants their keys any more."""
+        if self.over == "memory" or begin == 0 or end - begin <= CHUNK:
+            return True
+        return end <= slots(self.pattern, end, CHUNK).reused
+
+    def step(self, x: Tensor, state: Cache | Source, context: Context) -> tuple[Tensor, Cache | Source]:
+        if isinstance(state, Source):
+            return self._step_across(x, state.materialize(), context)
+        if not self.streams:
+            raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
+        state = self._roomy(state, context)
+        if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
+            return self._step(x, state, context)
+        outputs = []
+        for piece, within in pieces(x, context, CHUNK):  # so that no key is dropped before the queries that want it
+            y, state = self._step(piece, state, within)
+            outputs.append(y)
+        return torch.cat(outputs, 1), state
+
+    def fused(self) -> FusedAttention | None:
+        if not self._plain or not self.attend.usual or not self.streams:
+            return None
+        k, v = (None, None) if self.over == "memory" else (self.k, self.v)
+        assert self.score.factor is not None
+        return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step)
+
+    def _fused_step(self, x: Tensor, state: Cache | Source, context: Context) -> AttentionStep | None:
+        if state.keys.dtype != x.dtype:  # the state of a model that was converted since
+            return None
+        if isinstance(state, Source):
+            state = state.materialize()
+            see, slot, rotary = self._across(state.at, context), None, None
+            keys, values, after = state.keys.transpose(1, 2), state.values.transpose(1, 2), state
+        else:
+            cache, slot, at, see = self._placed(x, self._roomy(state, context), context)
+            if not isinstance(slot, int):
+                return None
+            keys, values, after = cache.keys, cache.values, Cache(cache.keys, cache.values, at, see.row_owner)
+            rotary = self.position.rotary_tables(context, x.dtype)
+        queries = x.shape[0] // see.query_at.shape[0]
+        added = self._added(see, x)
+        return AttentionStep(after, keys, values, slot, see.key_at.shape[1], added, see.row_owner, queries, rotary)
+
+    def _roomy(self, state: Cache, context: Context) -> Cache:
+        needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
+        return state.grow(needed) if needed > state.room else state
+
+    def _across(self, at: Tensor, context: Context) -> AttentionMask:
+        """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
+        same memory see the same."""
+        return context.once(
+            ("across", self.pattern, id(at)),
+            lambda: AttentionMask(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
+        )
+
+    def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
+        sources, see = state.at.shape[0], self._across(state.at, context)
+        valid = None if context.valid is None else context.valid.reshape(sources, -1)
+        keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
+        y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
+        return y.reshape(*x.shape[:2], -1), state
+
+    def _placed(self, x: Tensor, state: Cache, context: Context) -> tuple[Cache, Tensor | int, Tensor, AttentionMask]:
+        """The state, with other rows' keys only where these can be read, and what `_place` finds for it."""
+        state = state if state.row_owner is None or self._reaches(x, context) else state.materialize()
+        # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
+        which = ("step", self.pattern, state.room, state.row_owner is None)
+        return state, *context.once(which, lambda: self._place(state, context))
+
+    def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
+        state, slot, at, see = self._placed(x, state, context)
+        count = see.key_at.shape[1]
+        keys, values = self.keys(x, context.positions)
+        if see.row_owner is None:
+            state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
+        else:
+            write(state.keys[: len(x)], slot, keys)
+            write(state.values[: len(x)], slot, values)
+            state = Cache(state.keys, state.values, at, see.row_owner)
+        return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
+
+    @property
+    def _plain(self) -> bool:
+        """Whether nothing is done to queries, keys and values but maps, a factor, and turns of the first two."""
+        acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
+        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
+        own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
+        asks = acts or self.position.asks or self.score.factor is None
+        return own and idle and not asks and not inside_touched(self)
+
+    @property
+    def _places_learn(self) -> bool:
+        return any(True for _ in self.position.parameters())
+
+    @property
+    def _spins(self) -> bool:
+        return self.over == "self" and type(self.position).rotary_tables is not Position.rotary_tables
+
+    @property
+    def _biased(self) -> bool:
+        return self.position.acts("bias")
+
+    def _added(self, see: AttentionMask, x: Tensor) -> Tensor | None:
+        if not self._biased:
+            return see.added(self.heads, None, x.dtype)
+        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
+        return see.added(self.heads, bias, x.dtype)
+
+    def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
+        return state.reorder(rows) if isinstance(state, Cache) and self._finds else select(state, rows)
+
+    @property
+    def _finds(self) -> bool:
+        """Whether a kernel of our own may look, which finds keys that other rows hold."""
+        return self.score.is_dot and not self.position.acts("read") and self.attend.usual
+
+    def _reaches(self, x: Tensor, context: Context) -> bool:
+        """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
+        write to one slot, which nobody wants any more."""
+        if x.shape[1] > 1 or context.valid is not None or not self._finds:
+            return False
+        if torch.is_grad_enabled() or inference_kernels(x) is None:
+            return False
+        return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
+
+    def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, AttentionMask]:
+        """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
+        where = slots(self.pattern, context.last + 1, CHUNK)
+        slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
+        now = context.positions
+        if context.valid is not None:
+            slot = torch.where(context.valid, slot, state.room)
+            now = torch.where(context.valid, now, -1)
+        here = shared(slot)
+        at = with_written(state.at, here, now)
+        there = at[:, : where.counts[max(context.last, 0)]]
+        row_owner = state.row_owner
+        if row_owner is not None:
+            row_owner = with_written(row_owner, here, torch.arange(len(row_owner), device=row_owner.device)[:, None])
+        return (
+            here,
+            at,
+            AttentionMask(self._pattern(context), context.positions, there, holes=True, known={}, row_owner=row_owner),
+        )
+
+    def _pattern(self, context: Context) -> Pattern:
+        """The own one and the batch's, once it is sure that every query has something to see."""
+        pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
+        batch = context.positions.shape[0]
+        if pattern.rows not in (1, batch):
+            raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {batch}")
+        if context.from_start:
+            _check_sight(pattern, context.positions.shape[1], context.valid)
+        elif pattern.fixed:
+            _check_sight(pattern, context.last + 1)
+        return pattern
+
+    def cost(self, length: int, past: int = 0) -> Cost:
+        """The memory, where that is looked at, is taken to be as long as the sequence."""
+        size = next(self.parameters()).element_size()
+        maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
+        weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
+        looks = pairs(self.pattern, length, past, self.heads)
+        kept = past + length if self.over == "memory" else self.room(past + length) + 1 if self.streams else 0
+        flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
+        new_keys = 0 if self.over == "memory" else length
+        flops += self.score.flops(length, new_keys, looks) + self._place_flops(length, past + length, looks)
+        return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8) + 8 * (self.over == "memory"))
+
+    def _place_flops(self, length: int, keys: int, looks: float) -> int:
+        """Of the position's own products. A cache that forgets is read in chunks, and holds fewer keys."""
+        kept = self.room(keys) if self.streams and self.over == "self" else keys
+        if kept == keys:
+            return self.position.flops(length, keys, looks)
+        chunks = [CHUNK] * (length // CHUNK) + [length % CHUNK] * (length % CHUNK > 0)
+        return sum(self.position.flops(chunk, kept, looks * chunk / length) for chunk in chunks)
+
+    def growth(self) -> Growth:
+        if self.over == "memory" or not self.pattern.fixed:
+            return Growth("n²·d", "1", "1")
+        short, long = (pairs(self.pattern, n) / n for n in (1024, 4096))
+        power = math.log(long / short, 4)  # of the keys that a query looks at, as a function of n
+        keys = "n²" if power > 0.9 else f"n·{long:.0f}" if power < 0.1 else f"n^{1 + power:.1f}"
+        return Growth(f"{keys}·d", "1", _path(self.pattern))
+
+    def value_path(self) -> Iterator[Tensor]:
+        for m in (self.v, self.out):
+            if isinstance(m, nn.Linear):
+                yield m.weight
+
+
+def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a memory's columns, (1, m), and (batch, m) with -1 for what is not real; and the number of each row."""
+    at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
+    marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
+    return at, marked, torch.arange(batch, device=at.device)
+
+
+def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
+    if torch.compiler.is_exporting():  # a graph cannot ask about numbers
+        return
+    lost = blind(pattern, length, valid)
+    if lost is not None:
+        raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see: add, say, '| window(1)'")
+
+
+def _position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:
+    if spec == "shared":
+        if place is None or place.position is None:
+            raise UserError("position = 'shared' needs a position in the enclosing stack")
+        return place.position.for_layer()
+    position = part(Position, spec, place=place, **inherited)
+    if position.acts("embed"):
+        name = name_of(position)
+        raise UserError(f"position '{name}' acts on token vectors: name it in the embed, not in an attention")
+    return position
+
+
+def _path(pattern: Pattern) -> str:
+    """The most layers that it takes for one position to reach another, where it can at all, as a function of n."""
+
+    def hops(length: int) -> int:
+        once = pattern.mask(length).any(0).float()
+        reach, count = once, 1
+        while True:
+            further = ((reach @ once) > 0).float()
+            if bool((further <= reach).all()):
+                return count
+            reach, count = torch.maximum(reach, further), count + 1
+
+    short, long = hops(128), hops(256)
+    return str(long) if short == long else f"n/{256 / long:.0f}" if long > 1.6 * short else f"about {long} at n = 256"

@@ -1,0 +1,264 @@
+"""A decoding session: steps a model, one position of the whole stack in one call of a kernel where that is possible.
+
+`Model.step` is the definition. A session compiles the same step once from what the parts declare (core/fusion.py), and
+takes it as long as nothing in the stack is hooked, replaced, watched, reassigned, training or learning; otherwise, and
+for longer steps, it calls the model. A session belongs to one thread; states may be exchanged with the model at will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import eq
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Memory, Model, Norm, Stack, State, Tap
+from regard.core.context import Context
+from regard.core.fusion import AttentionStep, FusedAttention, FusedMlp, FusedNorm
+from regard.native.build import Kernels
+from regard.native.decode import Program, linear_params, norm_params, plan_attention, plan_mlp, update_attention
+from regard.native.matmul import pack_matrix
+from regard.native.private import GLOBAL_HOOKS, HOOKS
+from regard.native.structs import FusedBranch, LinearParams, NormParams
+from regard.ops.dispatch import (
+    FEW_ROWS,
+    PACKED_WEIGHTS,
+    hooked,
+    inference_kernels,
+    is_contiguous,
+    is_plain_linear,
+    touched,
+)
+from regard.ops.linear import flat
+
+from .int8 import Int8Linear
+
+
+def session(model: Any) -> Any:
+    """Return what a strategy steps: a session of a model; of an ensemble, with a session for each of its models."""
+    if isinstance(model, Model):
+        return Session(model)
+    return model.session() if hasattr(model, "session") else model
+
+
+class Session:
+    """A model behind the same methods, whose steps may be fused."""
+
+    def __init__(self, model: Model):
+        self.model, self.vocab = model, model.vocab
+        self.reorder, self.logits = model.reorder, model.logits
+        self.logits_for, self.output_projection = model.logits_for, model.output_projection
+        self._fused: FusedStack | None = None
+        self._can_fuse = True
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether hooks of the model want the logits of every step."""
+        return hooked(self.model)
+
+    def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> State:
+        return self.model.start(batch, capacity, memory=memory)
+
+    def step(
+        self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        if self.is_hooked:
+            return self.model.step(tokens, state, valid, segments)
+        x, context, state = self.model.advance(tokens, state, valid, segments, self._step_stack)
+        return self.model.head(x, context), state
+
+    def last_hidden(self, tokens: Tensor, state: State, valid: Tensor | None = None) -> tuple[Tensor, State]:
+        return self.model.last_hidden(tokens, state, valid, self._step_stack)
+
+    def _step_stack(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
+        stack = self.model.stack
+        return self._step_fused(x, state, context) or stack.step(x, state, context)
+
+    def _step_fused(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
+        if not self._can_fuse or x.shape[1] != 1 or torch.is_grad_enabled() or self.model.stack.training:
+            return None
+        kernels = inference_kernels(x)
+        if kernels is None:
+            return None
+        if self._fused is None or not self._fused.is_current(x):
+            self._fused = FusedStack.compile(self.model.stack, x)
+            self._can_fuse = self._fused is not None  # once it cannot, the plain step is as good for the rest
+        return None if self._fused is None else self._fused.run(kernels, x, state, context)
+
+
+class Branch(NamedTuple):
+    """One branch of a layer, and the norms before and after it."""
+
+    declared: FusedAttention | FusedMlp
+    norms: tuple[NormParams | None, NormParams | None]
+
+
+class FusedStack:
+    """A stack as one call of a kernel, for the modules and weights that it had when it was compiled."""
+
+    def __init__(self, stack: Stack, layers: list[list[Branch]], last_norm: NormParams | None, x: Tensor):
+        self.layers, self.last_norm, self.dtype = layers, last_norm, x.dtype
+        self.snapshot = Snapshot(stack)
+        self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
+        self.program: Program | None = None
+        self.planned: list[AttentionStep | None] = []  # what the program was made for
+        self.rows = 0
+
+    @classmethod
+    def compile(cls, stack: Stack, x: Tensor) -> FusedStack | None:
+        """Return None where a module is touched or training, or does what no kernel does."""
+        if any(module.training or touched(module) for module in stack.modules()):
+            return None
+        if any(tap.watchers for tap in stack.modules() if isinstance(tap, Tap)):
+            return None
+        layers: list[list[Branch]] = []
+        for layer in stack.layers:
+            layers.append([])
+            for index, mixer in enumerate(layer.mixers):  # type: ignore[union-attr, arg-type]
+                around, declared = layer.wiring.norms_around(index), mixer.fused()  # type: ignore[union-attr, operator]
+                norms = None if around is None else _norms(around, x)
+                if norms is None or declared is None:
+                    return None
+                layers[-1].append(Branch(declared, (norms[0], norms[1])))
+        end = _norms([stack.norm], x)
+        return None if end is None else cls(stack, layers, end[0], x)
+
+    def is_current(self, x: Tensor) -> bool:
+        return self.dtype == x.dtype and self.snapshot.holds()
+
+    def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
+        """Take the next position of every row: x (rows, 1, width) -> the same, and the state after it. None: this step
+        is for the model."""
+        steps: list[AttentionStep | None] = []
+        after = []
+        for branches, layer_state in zip(self.layers, state, strict=True):
+            new = []
+            for branch, own in zip(branches, layer_state, strict=True):
+                declared = branch.declared
+                step = declared.step(x, own, context) if isinstance(declared, FusedAttention) else None
+                if step is None and isinstance(declared, FusedAttention):
+                    return None
+                steps.append(step)
+                new.append(own if step is None else step.state)
+            after.append(tuple(new))
+        if self.program is not None and self.rows == len(x) and all(map(_is_same_place, self.planned, steps)):
+            for made, step in zip(self.program.branches, steps, strict=True):
+                if step is not None:
+                    update_attention(made, step.slot or 0, step.added, step.row_owner, step.key_count, step.rotary)
+        elif not self._plan(kernels, x, steps):
+            return None
+        assert self.program is not None
+        return self.program.run(kernels, flat(x)).view(x.shape), tuple(after)
+
+    def _plan(self, kernels: Kernels, x: Tensor, steps: list[AttentionStep | None]) -> bool:
+        """Make the program for these rows and buffers; False where a linear map cannot take so many rows."""
+        made, norms = [], []
+        every = [branch for branches in self.layers for branch in branches]
+        for branch, step in zip(every, steps, strict=True):
+            fused = self._branch(kernels, branch.declared, len(x), step)
+            if fused is None:
+                self.program = None
+                return False
+            made.append(fused)
+            norms.append(branch.norms)
+        self.program, self.planned, self.rows = Program(made, norms, self.last_norm), steps, len(x)
+        return True
+
+    def _branch(
+        self, kernels: Kernels, declared: FusedAttention | FusedMlp, rows: int, step: AttentionStep | None
+    ) -> FusedBranch | None:
+        if isinstance(declared, FusedMlp):
+            first, last, gated = self._all(kernels, rows, declared.first, declared.last, declared.gated)
+            if first is None or last is None or (gated is None and declared.gated is not None):
+                return None
+            return plan_mlp(first, last, declared.activation, rows, gated)
+        assert step is not None
+        modules = (declared.q, declared.k, declared.v, declared.out)
+        maps = self._all(kernels, rows, *modules)
+        if any(made is None and module is not None for made, module in zip(maps, modules, strict=True)):
+            return None
+        return plan_attention(
+            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.added, step.row_owner,
+            step.key_count, step.queries, step.rotary,
+        )  # fmt: skip
+
+    def _all(self, kernels: Kernels, rows: int, *modules: nn.Module | None) -> list[LinearParams | None]:
+        """Return linear maps as the kernel takes them, None for what is none."""
+        many, made = rows > FEW_ROWS, []
+        for module in modules:
+            if module is not None and (module, many) not in self.linears:
+                self.linears[module, many] = _linear(kernels, module, self.dtype, many)
+            made.append(None if module is None else self.linears[module, many])
+        return made
+
+
+def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool) -> LinearParams | None:
+    """Return a linear map as the kernel takes it; with its weights packed for many rows. None where it cannot."""
+    if isinstance(module, Int8Linear):
+        return None if many or not is_contiguous(module.bias) else module.params()
+    if not is_plain_linear(module):
+        return None
+    weight, bias = module.weight, module.bias
+    if weight.dtype != dtype or not is_contiguous(weight, bias):
+        return None
+    if not many:
+        return linear_params(weight, bias)
+    if weight.numel() > PACKED_WEIGHTS or weight.is_inference():  # an inference tensor cannot tell that it was changed
+        return None
+    return linear_params(weight, bias, pack_matrix(kernels, weight.T).numbers)
+
+
+def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | None:
+    """Return norms as the kernel takes them, None for those that do nothing; None alone where one cannot be taken."""
+    made: list[NormParams | None] = []
+    for norm in norms:
+        if norm is None or norm.idle:
+            made.append(None)
+            continue
+        declared: FusedNorm | None = norm.fused()
+        params = None if declared is None else norm_params(x, *declared)
+        if params is None:
+            return None
+        made.append(params)
+    return made
+
+
+def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> bool:
+    """Return whether the buffers of two steps are the same memory, in the same layout."""
+    if planned is None or now is None:
+        return planned is now
+    return planned.queries == now.queries and all(
+        old.data_ptr() == new.data_ptr() and old.shape == new.shape and old.stride() == new.stride()
+        for old, new in ((planned.keys, now.keys), (planned.values, now.values))
+    )
+
+
+class Snapshot:
+    """All that makes a fused step what it is: attributes, submodules, parameters, hooks and watchers of every module,
+    and where the weights lie and their versions."""
+
+    def __init__(self, stack: Stack):
+        modules = [vars(module) for module in stack.modules()]
+        inside = [own[name] for own in modules for name in ("_modules", "_parameters", "_buffers")]
+        taps = [module.watchers for module in stack.modules() if isinstance(module, Tap)]
+        hooks = [own[name] for own in modules for name in HOOKS]
+        self.empty = [*GLOBAL_HOOKS, *taps, *hooks, *(held for held in inside if not held)]
+        self.held = [*modules, *filter(None, inside)]
+        self.before = [dict(held) for held in self.held]
+        self.weights = [t for own in modules for t in own["_parameters"].values() if t is not None]
+        self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
+        self.where = self._where()
+
+    def holds(self) -> bool:
+        if any(self.empty):
+            return False
+        try:
+            return all(map(eq, self.held, self.before)) and self._where() == self.where
+        except RuntimeError:  # another tensor stands where one stood
+            return False
+
+    def _where(self) -> tuple[list[int], list[int], bool]:
+        places = [weight.data_ptr() for weight in self.weights]
+        return places, [weight._version for weight in self.versioned], all(map(Tensor.is_contiguous, self.weights))

@@ -1,0 +1,88 @@
+"""Linear maps, and the matrix products that other ops are made of: torch's, or our own where these are faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.native.build import Kernels
+from regard.native.decode import apply, linear_params
+from regard.native.matmul import PackedMatrix, multiply, pack_matrix
+
+from .accumulate import buffer_for
+from .dispatch import inference_kernels, is_contiguous, is_few_rows, is_product_faster, kernels_for
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., in), weight (out, in), bias (out,) -> x weight^T + bias, (..., out)."""
+    if is_few_rows(x):
+        kernels = inference_kernels(x, weight, bias) if is_contiguous(weight, bias) else None
+        if kernels is None:
+            return F.linear(x, weight, bias)
+        return apply(kernels, linear_params(weight, bias), flat(x)).view(*x.shape[:-1], weight.shape[0])
+    kernels = kernels_for(x, weight, bias)
+    if kernels is None or not is_product_faster(kernels, x.numel() // max(x.shape[-1], 1), weight):
+        return F.linear(x, weight, bias)
+    return _Linear.apply(kernels, x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.kernels = kernels
+        ctx.save_for_backward(rows, weight)
+        return product(kernels, rows, weight.T, bias).view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
+        (rows, weight), wanted = ctx.saved_tensors, ctx.needs_input_grad
+        up = dy.reshape(-1, dy.shape[-1])
+        return (
+            None,
+            product(ctx.kernels, up, weight).view(*dy.shape[:-1], weight.shape[1]) if wanted[1] else None,
+            weight_gradients(ctx.kernels, (rows, up, weight))[0] if wanted[2] else None,
+            up.sum(0) if wanted[3] else None,
+        )
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return x (..., width) as contiguous rows (rows, width)."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def product(kernels: Kernels, x: Tensor, p: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (rows, deep) p (deep, wide) + bias"""
+    if is_product_faster(kernels, len(x), p):
+        return multiply(kernels, x, p, bias)
+    return x @ p if bias is None else torch.addmm(bias, x, p)
+
+
+def product_into(
+    kernels: Kernels | None, x: Tensor, p: Tensor, to: Tensor, adds: bool, packed: PackedMatrix | None = None
+) -> Tensor:
+    """Write x p into `to`, or add it to what is there. packed: p, where it is packed already."""
+    if kernels is not None and is_product_faster(kernels, len(p), to) and to.stride(1) == 1:
+        return multiply(kernels, x, packed or p, to=to, adds=adds)
+    return to.addmm_(x, p, beta=int(adds))
+
+
+def weight_gradients(kernels: Kernels, *asked: tuple[Tensor, Tensor, Tensor]) -> list[Tensor | None]:
+    """Return up^T x, the gradient of a weight (out, in), for each x, up and weight; None where it was added to its
+    buffer. An x that comes several times is packed once."""
+    grads: list[Tensor | None] = []
+    often, packed = Counter(id(x) for x, _, _ in asked), dict[int, PackedMatrix]()
+    for x, up, weight in asked:
+        if often[id(x)] > 1 and id(x) not in packed and is_product_faster(kernels, len(x), weight):
+            packed[id(x)] = pack_matrix(kernels, x)
+        buffer = buffer_for(weight)[1]
+        to = up.new_empty(weight.shape) if buffer is None else buffer
+        made = product_into(kernels, up.T, x, to, buffer is not None, packed.get(id(x)))
+        grads.append(made if buffer is None else None)
+    return grads
