@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from regard import __version__
-from regard.core.memory import machine_memory
 from regard.machine import cpu_lines
+from regard.memory import machine_memory
 from regard.native.build import find_compiler, load_kernels, why_unavailable
 
 INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "neon", "asimd", "sve")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from regard.core import Model, UserError, build, restore
-from regard.core.parts import takes
 from regard.core.recipe import must_match
 from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
@@ -20,6 +19,7 @@ from regard.errors import in_one_line, nearest, short, shown
 from regard.files.paths import check_run_folder
 from regard.files.reading import read_json
 from regard.run import Run
+from regard.schema import takes
 from regard.train import checkpoint
 from regard.train.asked import Job
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, UserError, select
-from regard.core.memory import machine_memory, must_fit
 from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, Request, search, stream
@@ -28,6 +27,7 @@ from regard.decode.rules import as_one, never, together
 from regard.decode.shortlist import FILE, Fewer, Shortlist
 from regard.decode.workers import at_once
 from regard.machine import forks, is_tuned
+from regard.memory import machine_memory, must_fit
 from regard.metrics import BITS
 
 __all__ = ["Alignment", "DecodeConfig", "Prediction", "Run"]

@@ -5,8 +5,8 @@ import torch
 
 import regard
 from regard import UserError
+from regard import schema as parts
 from regard.cli import main
-from regard.core import parts
 from regard.files import recipe
 
 MINE = """

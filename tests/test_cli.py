@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import regard
+from regard import schema as parts
 from regard.cli import catalog, main
-from regard.core import parts
 from regard.files import recipe
 from regard.look import anatomy, sketch
 from regard.look import recipe as picture

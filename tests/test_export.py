@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.core import build, pattern
+from regard.core import build
 from regard.core.position import constant
 from regard.data import Tokenizer
 from regard.export import export, onnx
 from regard.export.onnx_graph import compare
 from regard.folder import load
+from regard.pattern import analysis as pattern
 from regard.run import DecodeConfig, Run
 from regard.train.job import Job, start
 from regard.use.embed import Embedder

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.core.pattern import cycle
+from regard.pattern.algebra import cycle
 
 
 class AttentionMask(NamedTuple):

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.core import Pattern, Position, UserError
-from regard.core.parts import name_of
 from regard.errors import in_one_line
 from regard.native import private
+from regard.schema import name_of
 
 from .attention_mask import AttentionMask
 

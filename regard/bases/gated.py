@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError, part
-from regard.core.parts import name_of
 from regard.ops.activation import relu_squared
+from regard.schema import name_of
 
 
 def laplace(x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.core.pattern import Both, Either, roof
+from regard.pattern.algebra import Both, Either
+from regard.pattern.analysis import roof
 
 REMEMBERED = 1 << 24  # pairs of a plan whose masks are kept; the others are made again when they are wanted
 JOINING = 0.2  # of the work of a cover, what it takes to join it to others

@@ -25,10 +25,10 @@ from regard.core import (
     select,
 )
 from regard.core.fusion import AttentionStep, FusedAttention
-from regard.core.parts import name_of
-from regard.core.pattern import blind, pairs, slots
 from regard.ops.attention import projected_attention
 from regard.ops.dispatch import inference_kernels, inside_touched, is_few_rows, kernels_for, plain_linears
+from regard.pattern.analysis import blind, pairs, slots
+from regard.schema import name_of
 
 from . import blocks
 from .attend import Attend

@@ -10,8 +10,8 @@ from .app import AsJson, app, dump
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Tell what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help."""
-    from regard.core.memory import in_bytes
     from regard.doctor import examine
+    from regard.memory import in_bytes
 
     found = examine()
     if as_json:

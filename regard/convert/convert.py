@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, UserError, build
-from regard.core.memory import must_fit, stacks
-from regard.core.recipe import must_be_new, must_match
+from regard.core.recipe import must_match
 from regard.data.tokenizer import Tokenizer
 from regard.errors import nearest, short
 from regard.files import recipe as recipes
-from regard.files.paths import copy_files
+from regard.files.paths import copy_files, must_be_new
 from regard.files.reading import must_be
 from regard.folder import about, tokenizers
+from regard.memory import must_fit, stacks
 from regard.train.session import session
 
 from .family import Config, Family, every_family, family_of

@@ -1,6 +1,8 @@
 """Contracts and assembly. Imports nothing else of regard."""
 
 from regard.errors import UserError
+from regard.pattern.algebra import Pattern
+from regard.schema import add_folder, find, part
 
 from .context import Context, Memory
 from .dropout import Dropout
@@ -9,9 +11,7 @@ from .head import Head
 from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
 from .model import Model
 from .norm import Norm
-from .parts import add_folder, find, part
 from .passes import Pass
-from .pattern import Pattern
 from .position import Position
 from .recipe import build, load, restore, save
 from .score import Score

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 
 if TYPE_CHECKING:
-    from .pattern import Pattern
+    from regard.pattern.algebra import Pattern
 
 
 class Memory(NamedTuple):

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.ops.embedding import embedding
+from regard.schema import name_of, part
 
 from .context import Context
 from .dropout import Dropout
 from .norm import Norm
-from .parts import name_of, part
 from .position import Position
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, nearest
+from regard.schema import name_of
 
 from .context import Context
 from .embed import Embed
-from .parts import name_of
 
 POOLS = ("first", "last", "mean", "max")
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from regard.errors import UserError, nearest
 from regard.ops.dispatch import hooked
 from regard.ops.linear import linear
+from regard.pattern.algebra import Pattern
+from regard.schema import make, part
 
 from .context import Call, Context, Memory, check_valid
 from .embed import Embed
 from .head import Head
 from .mixer import Cost, Mixer, alike
 from .norm import Norm
-from .parts import make, part
 from .passes import Pass
-from .pattern import Pattern
 from .position import Position
 from .stack import Stack
 from .state import State

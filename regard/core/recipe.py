@@ -13,10 +13,10 @@ from safetensors.torch import load_model, save_model
 from regard.errors import UserError, in_one_line, short
 from regard.files.paths import check_files, check_run_folder, copy_files
 from regard.files.recipe import Recipe, called, choose, load
+from regard.memory import Undrawn, in_bytes, model_bytes, must_fit
+from regard.schema import SIZES, fit, make
 
-from .memory import Undrawn, in_bytes, model_bytes, must_fit
 from .model import Model
-from .parts import SIZES, fit, make
 from .towers import Towers
 
 FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
@@ -74,12 +74,6 @@ def save(model: Model, folder: str | Path) -> None:
     text.write_bytes(tomli_w.dumps(model.recipe).encode())  # type: ignore[arg-type]
     weights.replace(folder / "model.safetensors")
     text.replace(folder / "recipe.toml")
-
-
-def must_be_new(out: Path) -> None:
-    """A folder that something is written to must not hold anything yet."""
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{short(out)} is there already: name a new folder")
 
 
 def save_beside(model: Model, run: Path, out: Path) -> None:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
+from regard.pattern.algebra import Pattern
+from regard.pattern.analysis import blind
+from regard.schema import name_of, part, takes
 
 from .context import Collected, Context
 from .hooks import Steps
 from .mixer import Cost, Mixer
 from .norm import Norm
-from .parts import name_of, part, takes
-from .pattern import Pattern, blind
 from .position import Position
 from .tap import Tap
 from .wiring import Branch, Place, Stream, Wiring

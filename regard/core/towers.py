@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.schema import fit, make
 
 from .model import Model
-from .parts import fit, make
 
 
 class Towers(nn.Module):

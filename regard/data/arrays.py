@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from regard.core import UserError
-from regard.core.memory import must_fit
 from regard.errors import in_one_line, short
 from regard.files.reading import announced_bytes
+from regard.memory import must_fit
 
 BROKEN = (
     OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError,

@@ -21,9 +21,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from regard.core import UserError
-from regard.core.parts import fit
 from regard.errors import in_one_line, nearest, short, shown
 from regard.files.reading import must_be
+from regard.schema import fit
 
 RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.items()}  # as Pillow numbers them
 MODES = {1: "L", 3: "RGB"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.core import UserError
-from regard.core.parts import fit
+from regard.schema import fit
 
 from .beam import EARLY_STOPPING, beam
 from .result import Hypothesis, Request, Stepper

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 from regard.core import UserError
-from regard.core.recipe import must_be_new
 from regard.errors import nearest
+from regard.files.paths import must_be_new
 
 PROGRAMS = {
     "ctranslate2": ("ctranslate2",),

@@ -17,9 +17,9 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import Tensor, nn
 
 from regard.core import Embed, Layer, Mixer, Model, Norm, Stack, UserError
-from regard.core.parts import name_of
 from regard.data import Tokenizer
 from regard.run import Run
+from regard.schema import name_of
 
 ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "gelu_quick": "GELUSigmoid", "silu": "SWISH",

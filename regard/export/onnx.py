@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
-from regard.core.parts import name_of
 from regard.data.matched import types_of
 from regard.run import Run
+from regard.schema import name_of
 from regard.use.embed import Embedder
 from regard.use.match import Matcher
 from regard.use.reader import Reader

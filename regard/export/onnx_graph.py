@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.bases.attend import Attend
 from regard.core import Model
-from regard.core.parts import name_of
+from regard.schema import name_of
 
 SIZES = ((1, 1), (3, 9), (2, 70), (1, 300))  # batches and lengths at which a graph is compared with the model
 LARGEST = 1 << 30  # bytes of weights that stand in the graph's own file, which must stay below 2 GB

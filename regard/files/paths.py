@@ -84,3 +84,9 @@ def _stays(link: Path, root: Path, blobs: Path | None) -> bool:
     except (OSError, RuntimeError):  # it leads in a circle
         return False
     return target.is_relative_to(root) or (target.parent == blobs and target.is_file())
+
+
+def must_be_new(out: Path) -> None:
+    """A folder that something is written to must not hold anything yet."""
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"{short(out)} is there already: name a new folder")

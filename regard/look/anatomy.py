@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from regard.core import Embed, Growth, Mixer, Model, Norm, Pattern, Pointwise, Stack, Towers
-from regard.core.parts import name_of
 from regard.files.recipe import Recipe
+from regard.schema import name_of
 
 from .sketch import count, stacks_of
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.core.pattern import pairs, slots
+from regard.pattern.analysis import pairs, slots
 
 from . import picture
 

@@ -7,8 +7,8 @@ import copy
 from torch import nn
 
 from regard.core import Model, Position, Stack, Towers, UserError, build
-from regard.core.memory import Weightless
 from regard.files.recipe import Recipe
+from regard.memory import Weightless
 
 SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}  # tables in [model], by kind
 

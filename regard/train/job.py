@@ -17,7 +17,6 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.core.memory import Weightless
 from regard.core.recipe import keep_origin
 from regard.data import Corpus, Feed, Lines, overlap
 from regard.data.layout import layout_of
@@ -26,6 +25,7 @@ from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
 from regard.folder import about, must_have, tokenizers
+from regard.memory import Weightless
 from regard.run import Run
 from regard.use.reader import Reader
 

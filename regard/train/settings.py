@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from regard.core import UserError
-from regard.core.parts import fit
 from regard.errors import nearest
+from regard.schema import fit
 
 from . import optimizer, schedule
 

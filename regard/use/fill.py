@@ -18,12 +18,12 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Model, UserError
-from regard.core.parts import fit
 from regard.data.batches import Batch, once
 from regard.data.masking import Hide, Masking
 from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
+from regard.schema import fit
 from regard.train.objectives.masked import Noise, measured, token_scores, vectors
 from regard.train.settings import Settings
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from regard import metrics as measures
 from regard.bases.cache import write
 from regard.core import Context, Memory, Model, UserError
-from regard.core.parts import fit
 from regard.data.batches import once
 from regard.data.orders import Orders
 from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
 from regard.folder import about
 from regard.run import DecodeConfig, Run
+from regard.schema import fit
 from regard.train.dev import FORCED
 from regard.train.objectives.permuted import Orderly, ask, begin, measured
 from regard.train.settings import Settings

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from regard.core import Context, Layer, Mixer, Model, Norm, Position, Stack, part
-from regard.core.parts import name_of
 from regard.decode.session import Session
 from regard.ops.dispatch import FEW_ROWS, disabled
+from regard.schema import name_of
 
 from . import laws
 from .laws import Finding, Subject

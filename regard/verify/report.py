@@ -11,11 +11,11 @@ import torch
 from regard.core import Context, Mixer, Model, Norm, Pattern, Place, Position, UserError, Wiring, build, part
 from regard.core.embed import Embed
 from regard.core.head import Head
-from regard.core.parts import BUILT_IN, add_folder, class_in, find
-from regard.core.pattern import blind
 from regard.core.score import Score
 from regard.errors import in_one_line, nearest, short
 from regard.files.recipe import Recipe
+from regard.pattern.analysis import blind
+from regard.schema import BUILT_IN, add_folder, class_in, find
 
 from . import golden, laws
 from .laws import Finding

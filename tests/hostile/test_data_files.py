@@ -198,7 +198,7 @@ def test_arrays_that_announce_more_than_they_hold(home, shape):
 
 
 def test_arrays_that_no_memory_could_hold(tmp_path, monkeypatch):
-    from regard.core import memory
+    from regard import memory
 
     (tmp_path / "a.npz").write_bytes(arrays(features=np.zeros((1000, 1000))))
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**6)

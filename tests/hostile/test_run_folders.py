@@ -188,7 +188,7 @@ def test_flags_beyond_all_use(home, flags, words):
 
 
 def test_decoding_that_no_memory_could_hold(home, monkeypatch):
-    from regard.core import memory
+    from regard import memory
 
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**6)
     told = outcome(home, "predict", "run", "run/texts.txt", "--beam", "5000", "--max-new-tokens", "300")

@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard.core import Context, Embed, Head, UserError, part
-from regard.core.parts import find, names
+from regard.schema import find, names
 from regard.verify.laws import LIMIT, count_flops, differ
 
 WIDTH, VOCAB, BATCH, TIME = 24, 31, 4, 13

@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.core import Mixer, Place, Pointwise, part
-from regard.core.parts import find, names
+from regard.schema import find, names
 from regard.verify import laws
 
 VARIANTS = [(name, index) for name in names(Mixer) for index in range(len(find(Mixer, name).examples))]

@@ -10,14 +10,14 @@ import regard
 from regard.bases import cache, multihead
 from regard.core import Mixer, Place, hooks, part, state
 from regard.core import context as contexts
-from regard.core import pattern as patterns
 from regard.core.mixer import under
-from regard.core.pattern import Slots
 from regard.decode import session as sessions
 from regard.decode.session import Session, Snapshot
 from regard.ops import dispatch
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
+from regard.pattern import analysis as patterns
+from regard.pattern.analysis import Slots
 from regard.verify import edits, laws
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard.core import Norm, UserError, part
-from regard.core.parts import find, names
+from regard.schema import find, names
 
 WIDTH, BATCH, TIME = 24, 3, 7
 VARIANTS = [(name, index) for name in names(Norm) for index in range(len(find(Norm, name).examples))]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.core import Pattern, part
-from regard.core.parts import find, name_of, names
-from regard.core.pattern import expiry, slots
+from regard.pattern.analysis import expiry, slots
+from regard.schema import find, name_of, names
 
 LENGTH = 40
 

@@ -7,8 +7,8 @@ import torch
 
 import regard
 from regard.core import Context, Model, Position, UserError, part, watch
-from regard.core.parts import find, names
 from regard.parts.mixers.attention import Attention
+from regard.schema import find, names
 from regard.verify import laws
 
 VARIANTS = [(name, index) for name in names(Position) for index in range(len(find(Position, name).examples))]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard.core import Context, Memory, Place, Score, UserError, part
-from regard.core.parts import find, names
 from regard.parts.mixers.attention import Attention
+from regard.schema import find, names
 from regard.verify import laws
 
 VARIANTS = [(name, index) for name in names(Score) for index in range(len(find(Score, name).examples))]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.core import Context, Memory, Mixer, Place, part
-from regard.core.parts import find, names
+from regard.schema import find, names
 
 VARIANTS = [(name, index) for name in names(Mixer) for index in range(len(find(Mixer, name).examples))]
 

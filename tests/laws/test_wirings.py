@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Memory, Mixer, Model, Place, Stack, UserError, Wiring, build, part, watch
-from regard.core.parts import find, names
+from regard.schema import find, names
 from regard.verify import laws
 
 VARIANTS = [(name, index) for name in names(Wiring) for index in range(len(find(Wiring, name).examples))]

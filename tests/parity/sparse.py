@@ -5,8 +5,8 @@ from torch import Tensor
 
 from regard.bases import Attend, AttentionMask
 from regard.core import Pattern, Position
-from regard.core.pattern import cycle
 from regard.parts.scores.scaled_dot import ScaledDot
+from regard.pattern.algebra import cycle
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
 

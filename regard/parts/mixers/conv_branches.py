@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.bases.convolve import centred, slide
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
-from regard.core.parts import fit
 from regard.ops.activation import activation as activate
+from regard.schema import fit
 
 
 class Recent(NamedTuple):

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
-from regard.core.parts import name_of
 from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.schema import name_of
 
 
 class GatedRetention(Mixer[Summary]):

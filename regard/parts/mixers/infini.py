@@ -23,9 +23,9 @@ from regard.bases import Attend, AttentionMask
 from regard.bases.cache import grown, write
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
-from regard.core.parts import name_of
-from regard.core.pattern import pairs
 from regard.ops.fading import exact, with_ones
+from regard.pattern.analysis import pairs
+from regard.schema import name_of
 
 UPDATES = ("linear", "delta")
 LEAST = 1e-10  # of what is divided by

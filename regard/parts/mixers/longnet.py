@@ -18,9 +18,10 @@ from torch import Tensor
 from regard.bases import Attend, AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
-from regard.core.parts import name_of
-from regard.core.pattern import Both, blind, cycle
 from regard.ops.join import join
+from regard.pattern.algebra import Both, cycle
+from regard.pattern.analysis import blind
+from regard.schema import name_of
 
 
 class LongNet(MultiHead):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regard.bases.favor import Favor, Seen
 from regard.core import Context, Cost, Growth, Mixer, Place, Position, UserError, part
-from regard.core.parts import name_of
 from regard.ops.fading import CHUNK, exact, flops, head_dim, split_heads
+from regard.schema import name_of
 
 
 class Performer(Mixer[Seen]):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.bases.cache import Cache
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
-from regard.core.parts import make, name_of
+from regard.schema import make, name_of
 
 
 class Carried(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Cost, Dropout, Empty, Growth, Mixer, Norm, Place, Position, Stack, UserError, part
-from regard.core.parts import name_of
+from regard.schema import name_of
 
 
 class Windows(Mixer[Empty]):

@@ -34,8 +34,8 @@ from regard.core import (
     UserError,
     part,
 )
-from regard.core.parts import make, name_of
-from regard.core.pattern import pairs
+from regard.pattern.analysis import pairs
+from regard.schema import make, name_of
 
 CAUSAL = Pattern.parse("causal")
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.core.pattern import whole
+from regard.pattern.algebra import whole
 
 
 @dataclass(frozen=True)

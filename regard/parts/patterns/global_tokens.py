@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.core.pattern import whole
+from regard.pattern.algebra import whole
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.core.pattern import whole
+from regard.pattern.algebra import whole
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, turns q
 from torch import Tensor
 
 from regard.core import Position, UserError, part
-from regard.core.parts import name_of
+from regard.schema import name_of
 
 
 class Both(Position):

@@ -19,9 +19,9 @@ from torch import Tensor, cat
 
 from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
-from regard.core.parts import fit
 from regard.core.position import angles, speeds, turn
 from regard.errors import nearest
+from regard.schema import fit
 
 
 class Rotary(Position):

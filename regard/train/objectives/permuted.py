@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Model, Pattern, Pointwise, State, UserError
-from regard.core.parts import name_of
 from regard.data.batches import Batch
 from regard.data.orders import places
+from regard.schema import name_of
 
 from .next_token import Loss, of_tokens
 from .segments import Carried

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import Model, UserError
-from regard.core.parts import fit
 from regard.data import Corpus, Lines, Tokenizer, once, prepare_text
 from regard.data.columns import is_labelled, shown
 from regard.data.masking import Hide, Masking
 from regard.data.masks import with_marks
+from regard.schema import fit
 from regard.train.learner import Objective
 from regard.train.objectives.masked import Masked, Noise, measured
 from regard.use.fill import Filler, measures_of

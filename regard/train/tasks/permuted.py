@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import Model
-from regard.core.parts import fit
 from regard.data import Corpus, Lines, once, prepare_text
 from regard.data.orders import Orders
 from regard.data.streams import Streams
+from regard.schema import fit
 from regard.train.dev import Dev
 from regard.train.learner import Objective
 from regard.train.objectives.permuted import Orderly, Permuted, fits

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from regard.core import Model, UserError
-from regard.core.parts import fit
 from regard.data import Batches, Corpus, Lines, Tokenizer, prepare_text
+from regard.schema import fit
 from regard.train.dev import Dev
 from regard.train.objectives.span_corruption import Corrupted, Corrupter, Noise, in_order, with_sentinels
 from regard.use.spans import SpanFiller

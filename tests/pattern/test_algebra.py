@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.core import pattern as patterns
-from regard.core.pattern import blind, cycle, expiry, pairs, roof, slots
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.padding import Padding
 from regard.parts.patterns.segment import Segment
+from regard.pattern import analysis as patterns
+from regard.pattern.algebra import cycle
+from regard.pattern.analysis import blind, expiry, pairs, roof, slots
 
 parse = Pattern.parse
 

@@ -3,8 +3,7 @@
 import pytest
 
 import regard
-from regard import UserError
-from regard.core import memory
+from regard import UserError, memory
 from regard.core.recipe import _assemble
 from regard.files import recipe
 

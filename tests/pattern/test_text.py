@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.core import Pattern, UserError, part, parts
-from regard.core.pattern import blind, pairs
+from regard import schema as parts
+from regard.core import Pattern, UserError, part
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
+from regard.pattern.analysis import blind, pairs
 
 parse = Pattern.parse
 

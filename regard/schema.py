@@ -20,7 +20,7 @@ from regard.errors import UserError, in_one_line, nearest, nearest_key, short, s
 
 T = TypeVar("T")
 
-REGARD = Path(__file__).parent.parent
+REGARD = Path(__file__).parent
 BUILT_IN = REGARD / "parts"
 ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
 ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around

@@ -10,9 +10,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from regard.errors import UserError
+from regard.schema import find, make
 
-from .parts import find, make
-from .pattern import LARGEST, Pattern
+from .algebra import LARGEST, Pattern
 
 DEEPEST = 150  # brackets and operators inside each other
 INSTEAD = {ast.And: ("and", "&"), ast.Or: ("or", "|"), ast.Not: ("not", "~")}
