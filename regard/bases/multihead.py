@@ -235,7 +235,11 @@ class MultiHead(Mixer[Cache | Source]):
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
         assert self.score.factor is not None
-        return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step)
+        place = self.position
+        own = sorted((name, repr(value)) for name, value in vars(place).items() if not name.startswith("_"))
+        looks = id(place) if any(True for _ in place.children()) or self._places_learn else (type(place), tuple(own))
+        group = self.over, self.pattern, self.heads, looks
+        return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step, _follow, group)
 
     def _fused_step(self, x: Tensor, state: Cache | Source, context: Context) -> AttentionStep | None:
         if state.keys.dtype != x.dtype:  # the state of a model that was converted since
@@ -251,8 +255,9 @@ class MultiHead(Mixer[Cache | Source]):
             keys, values, after = cache.keys, cache.values, Cache(cache.keys, cache.values, at, see.row_owner)
             rotary = self.position.rotary_tables(context, x.dtype)
         queries = x.shape[0] // see.query_at.shape[0]
-        added = self._added(see, x)
-        return AttentionStep(after, keys, values, slot, see.key_at.shape[1], added, see.row_owner, queries, rotary)
+        added, count = self._added(see, x), see.key_at.shape[1]
+        constant = slot is None and str(self.pattern) == "everything" and not self._biased
+        return AttentionStep(after, keys, values, slot, count, added, see.row_owner, queries, rotary, constant)
 
     def _roomy(self, state: Cache, context: Context) -> Cache:
         needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
@@ -400,6 +405,16 @@ class MultiHead(Mixer[Cache | Source]):
         for m in (self.v, self.out):
             if isinstance(m, nn.Linear):
                 yield m.weight
+
+
+def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -> AttentionStep | None:
+    """Return the step of another layer, where it has gone all the way together with the first one."""
+    if not isinstance(first, Cache) or not isinstance(state, Cache) or state.at is not first.at:
+        return None
+    if state.row_owner is not first.row_owner or step.keys is not first.keys or state.keys.dtype != first.keys.dtype:
+        return None  # or the first one had to grow, or to gather its rows
+    after = Cache(state.keys, state.values, step.state.at, step.state.row_owner)
+    return step._replace(state=after, keys=state.keys, values=state.values)
 
 
 def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:

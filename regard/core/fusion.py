@@ -6,7 +6,7 @@ through by its own `step`, and the output is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -52,11 +52,17 @@ class AttentionStep(NamedTuple):
     row_owner: Tensor | None  # (batch, slots) the stored row that holds each slot; None: the own
     queries: int = 1  # rows that look at one stored row
     rotary: RotaryTables | None = None
+    constant: bool = False  # as long as the state is this very one, every step is the same
 
 
 class FusedAttention(NamedTuple):
-    """out(softmax(scale q(x) keys^T + added) values). step: what a step from a state reads and writes; None where this
-    step cannot be fused. k and v are None where keys and values are not of x."""
+    """out(softmax(scale q(x) keys^T + added) values). k and v are None where keys and values are not of x.
+
+    step:   what a step from a state reads and writes; None where this step cannot be fused.
+    follow: the same for another layer, given the step and the state of a layer of the same group; None where their
+            states differ in more than keys and values.
+    group:  equal for attentions that look at the same places.
+    """
 
     q: nn.Module
     k: nn.Module | None
@@ -64,3 +70,5 @@ class FusedAttention(NamedTuple):
     out: nn.Module
     scale: float
     step: Callable[[Tensor, Any, Context], AttentionStep | None]
+    follow: Callable[[AttentionStep, Any, Any], AttentionStep | None]
+    group: Hashable

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import eq
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,19 +88,20 @@ class Session:
         return None if self._fused is None else self._fused.run(kernels, x, state, context)
 
 
-class Branch(NamedTuple):
-    """One branch of a layer, and the norms before and after it."""
-
-    declared: FusedAttention | FusedMlp
-    norms: tuple[NormParams | None, NormParams | None]
-
-
 class FusedStack:
     """A stack as one call of a kernel, for the modules and weights that it had when it was compiled."""
 
-    def __init__(self, stack: Stack, layers: list[list[Branch]], last_norm: NormParams | None, x: Tensor):
-        self.layers, self.last_norm, self.dtype = layers, last_norm, x.dtype
-        self.snapshot = Snapshot(stack)
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        declared: list[FusedAttention | FusedMlp],
+        norms: list[list[NormParams | None]],
+        last_norm: NormParams | None,
+        x: Tensor,
+    ):
+        """declared, norms: of every branch of every layer in turn; the norms before and after it."""
+        self.declared, self.norms, self.last_norm, self.dtype = declared, norms, last_norm, x.dtype
+        self.snapshot = Snapshot(modules)
         self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
         self.program: Program | None = None
         self.planned: list[AttentionStep | None] = []  # what the program was made for
@@ -109,21 +110,23 @@ class FusedStack:
     @classmethod
     def compile(cls, stack: Stack, x: Tensor) -> FusedStack | None:
         """Return None where a module is touched or training, or does what no kernel does."""
-        if any(module.training or touched(module) for module in stack.modules()):
+        modules = list(stack.modules())
+        if any(module.training or touched(module) for module in modules):
             return None
-        if any(tap.watchers for tap in stack.modules() if isinstance(tap, Tap)):
+        if any(tap.watchers for tap in modules if isinstance(tap, Tap)):
             return None
-        layers: list[list[Branch]] = []
+        every: list[FusedAttention | FusedMlp] = []
+        norms: list[list[NormParams | None]] = []
         for layer in stack.layers:
-            layers.append([])
             for index, mixer in enumerate(layer.mixers):  # type: ignore[union-attr, arg-type]
                 around, declared = layer.wiring.norms_around(index), mixer.fused()  # type: ignore[union-attr, operator]
-                norms = None if around is None else _norms(around, x)
-                if norms is None or declared is None:
+                both = None if around is None else _norms(around, x)
+                if both is None or declared is None:
                     return None
-                layers[-1].append(Branch(declared, (norms[0], norms[1])))
+                every.append(declared)
+                norms.append(both)
         end = _norms([stack.norm], x)
-        return None if end is None else cls(stack, layers, end[0], x)
+        return None if end is None else cls(modules, every, norms, end[0], x)
 
     def is_current(self, x: Tensor) -> bool:
         return self.dtype == x.dtype and self.snapshot.holds()
@@ -131,38 +134,48 @@ class FusedStack:
     def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
         """Take the next position of every row: x (rows, 1, width) -> the same, and the state after it. None: this step
         is for the model."""
+        states = [own for layer in state for own in layer]
         steps: list[AttentionStep | None] = []
-        after = []
-        for branches, layer_state in zip(self.layers, state, strict=True):
-            new = []
-            for branch, own in zip(branches, layer_state, strict=True):
-                declared = branch.declared
-                step = declared.step(x, own, context) if isinstance(declared, FusedAttention) else None
-                if step is None and isinstance(declared, FusedAttention):
-                    return None
-                steps.append(step)
-                new.append(own if step is None else step.state)
-            after.append(tuple(new))
-        if self.program is not None and self.rows == len(x) and all(map(_is_same_place, self.planned, steps)):
-            for made, step in zip(self.program.branches, steps, strict=True):
-                if step is not None:
+        groups: dict[Any, tuple[AttentionStep, Any]] = {}
+        fits = self.program is not None and self.rows == len(x)
+        for index, (declared, own) in enumerate(zip(self.declared, states, strict=True)):
+            if isinstance(declared, FusedMlp):
+                steps.append(None)
+                continue
+            before = self.planned[index] if fits else None
+            if before is not None and before.constant and before.state is own:
+                steps.append(before)
+                continue
+            first = groups.get(declared.group)
+            step = None if first is None else declared.follow(first[0], first[1], own)
+            step = step or declared.step(x, own, context)
+            if step is None:
+                return None
+            groups.setdefault(declared.group, (step, own))
+            steps.append(step)
+        if fits and all(map(_is_same_place, self.planned, steps)):
+            assert self.program is not None
+            for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
+                if step is not None and step is not before:
                     update_attention(made, step.slot or 0, step.added, step.row_owner, step.key_count, step.rotary)
+            self.planned = steps
         elif not self._plan(kernels, x, steps):
             return None
         assert self.program is not None
-        return self.program.run(kernels, flat(x)).view(x.shape), tuple(after)
+        after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
+        y = self.program.run(kernels, flat(x)).view(x.shape)
+        return y, tuple(tuple(next(after) for _ in layer) for layer in state)
 
     def _plan(self, kernels: Kernels, x: Tensor, steps: list[AttentionStep | None]) -> bool:
         """Make the program for these rows and buffers; False where a linear map cannot take so many rows."""
         made, norms = [], []
-        every = [branch for branches in self.layers for branch in branches]
-        for branch, step in zip(every, steps, strict=True):
-            fused = self._branch(kernels, branch.declared, len(x), step)
+        for declared, around, step in zip(self.declared, self.norms, steps, strict=True):
+            fused = self._branch(kernels, declared, len(x), step)
             if fused is None:
                 self.program = None
                 return False
             made.append(fused)
-            norms.append(branch.norms)
+            norms.append(around)
         self.program, self.planned, self.rows = Program(made, norms, self.last_norm), steps, len(x)
         return True
 
@@ -229,9 +242,12 @@ def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> 
     """Return whether the buffers of two steps are the same memory, in the same layout."""
     if planned is None or now is None:
         return planned is now
-    return planned.queries == now.queries and all(
-        old.data_ptr() == new.data_ptr() and old.shape == new.shape and old.stride() == new.stride()
-        for old, new in ((planned.keys, now.keys), (planned.values, now.values))
+    return planned is now or (
+        planned.queries == now.queries
+        and all(
+            old is new or (old.data_ptr() == new.data_ptr() and old.shape == new.shape and old.stride() == new.stride())
+            for old, new in ((planned.keys, now.keys), (planned.values, now.values))
+        )
     )
 
 
@@ -239,15 +255,15 @@ class Snapshot:
     """All that makes a fused step what it is: attributes, submodules, parameters, hooks and watchers of every module,
     and where the weights lie and their versions."""
 
-    def __init__(self, stack: Stack):
-        modules = [vars(module) for module in stack.modules()]
-        inside = [own[name] for own in modules for name in ("_modules", "_parameters", "_buffers")]
-        taps = [module.watchers for module in stack.modules() if isinstance(module, Tap)]
-        hooks = [own[name] for own in modules for name in HOOKS]
+    def __init__(self, modules: list[nn.Module]):
+        attributes = [vars(module) for module in modules]
+        inside = [own[name] for own in attributes for name in ("_modules", "_parameters", "_buffers")]
+        taps = [module.watchers for module in modules if isinstance(module, Tap)]
+        hooks = [own[name] for own in attributes for name in HOOKS]
         self.empty = [*GLOBAL_HOOKS, *taps, *hooks, *(held for held in inside if not held)]
-        self.held = [*modules, *filter(None, inside)]
+        self.held = [*attributes, *filter(None, inside)]
         self.before = [dict(held) for held in self.held]
-        self.weights = [t for own in modules for t in own["_parameters"].values() if t is not None]
+        self.weights = [t for own in attributes for t in own["_parameters"].values() if t is not None]
         self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
         self.where = self._where()
 
