@@ -12,7 +12,7 @@ def slide(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -
     many inputs before the next step."""
     joined = torch.cat((before, x), 1)
     reach = joined[:, before.shape[1] - convolution.kernel_size[0] + 1 :]
-    y = F.conv1d(reach.mT, convolution.weight, convolution.bias, groups=convolution.groups).mT
+    y = convolution(reach.mT).mT
     if context.valid is None:
         return y, joined[:, x.shape[1] :]
     at = context.lengths[:, None] + torch.arange(before.shape[1], device=x.device)  # (batch, before)
@@ -23,4 +23,5 @@ def centred(convolution: nn.Conv1d, x: Tensor, context: Context) -> Tensor:
     """x (batch, time, channels): zeros stand before, after and wherever a column is not real."""
     if context.valid is not None:
         x = x.masked_fill(~context.valid[..., None], 0.0)
-    return F.conv1d(x.mT, convolution.weight, convolution.bias, padding="same", groups=convolution.groups).mT
+    reach = convolution.kernel_size[0] - 1
+    return convolution(F.pad(x.mT, (reach // 2, reach - reach // 2))).mT

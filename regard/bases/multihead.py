@@ -185,7 +185,7 @@ class MultiHead(Mixer[Cache | Source]):
         return AttentionMask(pattern, at, context.marked if padded else at, context.from_start, padded, {})
 
     def start(self, context: Context, capacity: int) -> Cache | Source:
-        batch, like = context.positions.shape[0], next(self.parameters())
+        batch, device = context.positions.shape[0], context.positions.device
         if self.over == "memory":
             memory, (at, marked, rows) = self._memory(context), self._sources(context)
             keys, values = (t.transpose(1, 2) for t in self.keys(memory.x, at))
@@ -193,8 +193,9 @@ class MultiHead(Mixer[Cache | Source]):
                 keys, values = keys.contiguous(), values.contiguous()
             return Source(keys, values, marked, rows)
         count = self.room(capacity) + 1
-        keys, values = (like.new_zeros(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim))
-        return Cache(keys, values, torch.full((batch, count), -1, device=like.device))
+        shapes = [(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim)]
+        keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes)
+        return Cache(keys, values, torch.full((batch, count), -1, device=device))
 
     def _memory(self, context: Context) -> Memory:
         if context.memory is None:
@@ -375,7 +376,7 @@ class MultiHead(Mixer[Cache | Source]):
 
     def cost(self, length: int, past: int = 0) -> Cost:
         """The memory, where that is looked at, is taken to be as long as the sequence."""
-        size = next(self.parameters()).element_size()
+        size = self.dtype.itemsize
         maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
         weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
         looks = pairs(self.pattern, length, past, self.heads)
@@ -425,7 +426,7 @@ def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
-    if torch.compiler.is_exporting():  # a graph cannot ask about numbers
+    if torch.compiler.is_compiling():  # a graph cannot ask about numbers
         return
     lost = blind(pattern, length, valid)
     if lost is not None:

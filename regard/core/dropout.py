@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.ops.dispatch import hooked
 from regard.ops.dropout import dropout, dropout_add
 
 
@@ -20,6 +21,8 @@ class Dropout(nn.Module):
 
     def add(self, stream: Tensor, x: Tensor) -> Tensor:
         """stream + y, in one pass."""
+        if hooked(self):
+            return stream + self(x)
         return dropout_add(stream, x, self.rate) if self.training and self.rate else stream + x
 
     def extra_repr(self) -> str:

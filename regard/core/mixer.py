@@ -71,6 +71,11 @@ class Mixer(Steps, Generic[S]):
     def out_width(self) -> int:
         return self.width
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that it computes in; the default one where it has no parameters, as when it was quantized."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
     @abstractmethod
     def start(self, context: Context, capacity: int) -> S:
         """The empty state for the rows of `context`, with room for `capacity` positions."""

@@ -56,7 +56,7 @@ class Pattern:
 
     @property
     def rows(self) -> int:
-        return max((pattern.rows for pattern in self.inner), default=1)
+        return max([1, *(pattern.rows for pattern in self.inner)])
 
     @abstractmethod
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class Convolution(Mixer[Recent]):
         return self.causal
 
     def start(self, context: Context, capacity: int) -> Recent:
-        weight = next(self.parameters())
-        return Recent(weight.new_zeros(context.positions.shape[0], self.size - 1, self.width))
+        batch, device = context.positions.shape[0], context.positions.device
+        return Recent(torch.zeros(batch, self.size - 1, self.width, dtype=self.dtype, device=device))
 
     def step(self, x: Tensor, state: Recent, context: Context) -> tuple[Tensor, Recent]:
         if not self.causal:
@@ -147,7 +147,7 @@ class Convolution(Mixer[Recent]):
         maps = [m for m in (self.into, self.out, self.kernel) if isinstance(m, nn.Linear)]
         each = sum(m.weight.numel() for m in maps)
         each += self.size * self.width * (2 * self.width if self.kind == "gated" else 1)
-        size = next(self.parameters()).element_size()
+        size = self.dtype.itemsize
         return Cost(2 * length * each, (self.size - 1) * self.width * size if self.causal else 0)
 
     def growth(self) -> Growth:

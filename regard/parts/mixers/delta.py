@@ -68,7 +68,7 @@ class Delta(Mixer[Recalled]):
         self.head_norm = part(Norm, head_norm, width=self.value_dim)
 
     def start(self, context: Context, capacity: int) -> Recalled:
-        like = self.into.weight.new_empty(context.positions.shape[0], self.heads)
+        like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         near = Empty() if self.near is None else self.near.start(context, capacity)
         return Recalled(empty(like, self.dim, self.value_dim), near)
 
@@ -80,13 +80,13 @@ class Delta(Mixer[Recalled]):
         q, k = F.normalize(q, dim=-1, eps=1e-6), F.normalize(k, dim=-1, eps=1e-6)
         beta = torch.sigmoid(self.beta(x)).transpose(1, 2)  # (batch, heads, time)
         y, matrix = delta(q, k, v, beta, state.matrix, context.valid)
-        y = self.head_norm(y.transpose(1, 2).to(self.out.weight.dtype)).flatten(-2)
+        y = self.head_norm(y.transpose(1, 2).to(self.dtype)).flatten(-2)
         return self.out(y), Recalled(matrix, near)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         maps = sum(m.weight.numel() for m in (self.into, self.beta, self.out))
         near = Cost(0, 0) if self.near is None else self.near.cost(length, past)
-        kept = self.heads * self.dim * self.value_dim * exact(self.out.weight.dtype).itemsize
+        kept = self.heads * self.dim * self.value_dim * exact(self.dtype).itemsize
         products = flops(length, self.heads, self.dim, self.value_dim)
         return Cost(2 * length * maps + products + near.flops, kept + near.state)
 

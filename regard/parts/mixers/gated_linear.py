@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class GatedLinear(Mixer[Summary]):
         nn.init.zeros_(self.fade.bias)
 
     def start(self, context: Context, capacity: int) -> Summary:
-        like = self.q.weight.new_empty(context.positions.shape[0], self.heads)
+        like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         return Summary(empty(like, self.dim, self.value_dim))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
@@ -63,14 +64,14 @@ class GatedLinear(Mixer[Summary]):
         gates = split_heads(self.fade(self.narrow(x)), self.heads)  # (batch, heads, time, dim)
         decay = F.logsigmoid(gates.to(exact(gates.dtype))) / self.temperature
         y, matrix = fade(q * self.dim**-0.5, k, v, decay, state.matrix, context.valid)
-        y = self.head_norm(y.transpose(1, 2).to(self.out.weight.dtype)).flatten(-2)
+        y = self.head_norm(y.transpose(1, 2).to(self.dtype)).flatten(-2)
         return self.out(F.silu(self.gate(x)) * y), Summary(matrix)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         every = (self.q, self.k, self.v, self.gate, self.narrow, self.fade, self.out)
         maps = sum(m.weight.numel() for m in every)
         products = flops(length, self.heads, self.dim, self.value_dim, channels=True)
-        kept = self.heads * self.dim * self.value_dim * exact(self.q.weight.dtype).itemsize
+        kept = self.heads * self.dim * self.value_dim * exact(self.dtype).itemsize
         return Cost(2 * length * maps + products, kept)
 
     def growth(self) -> Growth:

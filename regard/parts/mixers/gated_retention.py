@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class GatedRetention(Mixer[Summary]):
         nn.init.xavier_uniform_(self.out.weight)
 
     def start(self, context: Context, capacity: int) -> Summary:
-        like = self.q.weight.new_empty(context.positions.shape[0], self.heads)
+        like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         return Summary(empty(like, self.dim, self.dim))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
@@ -70,7 +71,7 @@ class GatedRetention(Mixer[Summary]):
 
     def cost(self, length: int, past: int = 0) -> Cost:
         maps = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.fade, self.out))
-        kept = self.heads * self.dim * self.dim * exact(self.q.weight.dtype).itemsize
+        kept = self.heads * self.dim * self.dim * exact(self.dtype).itemsize
         return Cost(2 * length * maps + flops(length, self.heads, self.dim, self.dim), kept)
 
     def growth(self) -> Growth:

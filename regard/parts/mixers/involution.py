@@ -83,7 +83,11 @@ class Involution(Mixer[Recent]):
         return made.unflatten(-1, (self.groups, self.taps))
 
     def start(self, context: Context, capacity: int) -> Recent:
-        return Recent(self.span.weight.new_zeros(context.positions.shape[0], self.size - 1, self.width))
+        return Recent(
+            torch.zeros(
+                context.positions.shape[0], self.size - 1, self.width, dtype=self.dtype, device=context.positions.device
+            )
+        )
 
     def step(self, x: Tensor, state: Recent, context: Context) -> tuple[Tensor, Recent]:
         if not self.causal:

@@ -76,7 +76,7 @@ class Linear(Mixer[Summary]):
         return self.causal
 
     def start(self, context: Context, capacity: int) -> Summary:
-        like = self.q.weight.new_empty(context.positions.shape[0], self.heads)
+        like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         return Summary(empty(like, self.dim, self.value_dim + 1))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from regard.bases.favor import Favor, Seen
@@ -75,7 +76,9 @@ class Performer(Mixer[Seen]):
         return self.causal
 
     def start(self, context: Context, capacity: int) -> Seen:
-        return self.favor.start(self.q.weight.new_empty(context.positions.shape[0], self.heads))
+        return self.favor.start(
+            torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
+        )
 
     def step(self, x: Tensor, state: Seen, context: Context) -> tuple[Tensor, Seen]:
         if not self.causal:
@@ -105,7 +108,7 @@ class Performer(Mixer[Seen]):
             return Cost(2 * length * maps + 4 * length * self.heads * key * value, 0)
         kept = self.heads * (key * value + (self.favor.kind == "softmax"))
         products = flops(length, self.heads, key, value)
-        return Cost(2 * length * maps + products, kept * exact(self.q.weight.dtype).itemsize)
+        return Cost(2 * length * maps + products, kept * exact(self.dtype).itemsize)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.favor.features}·d", f"n/{CHUNK}" if self.causal else "1", "1")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -64,7 +65,7 @@ class Retention(Mixer[Summary]):
         nn.init.xavier_uniform_(self.out.weight)
 
     def start(self, context: Context, capacity: int) -> Summary:
-        like = self.q.weight.new_empty(context.positions.shape[0], self.heads)
+        like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         return Summary(empty(like, self.dim, self.value_dim + 1))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
@@ -72,7 +73,7 @@ class Retention(Mixer[Summary]):
         at = context.positions[:1] if context.from_start else context.positions
         q, k = self.position.query(q, at), self.position.key(k, at)
         y, state = self.retain(q, k, v, at, state, context.valid)
-        y = self.head_norm(y.transpose(1, 2).to(self.out.weight.dtype)).flatten(-2)
+        y = self.head_norm(y.transpose(1, 2).to(self.dtype)).flatten(-2)
         return self.out(F.silu(self.gate(x)) * y), state
 
     def retain(
@@ -90,7 +91,7 @@ class Retention(Mixer[Summary]):
     def cost(self, length: int, past: int = 0) -> Cost:
         maps = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.out))
         products = flops(length, self.heads, self.dim, self.value_dim + 1)
-        kept = self.heads * self.dim * (self.value_dim + 1) * exact(self.q.weight.dtype).itemsize
+        kept = self.heads * self.dim * (self.value_dim + 1) * exact(self.dtype).itemsize
         return Cost(2 * length * maps + products, kept)
 
     def growth(self) -> Growth:

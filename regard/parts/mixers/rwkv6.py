@@ -94,7 +94,7 @@ class Rwkv6(Mixer[Finch]):
         w = self.decay + self.decay_out(torch.tanh(self.decay_in(for_decay)))
         decay = -split_heads(w.to(exact(w.dtype)), self.heads).exp()
         y, matrix = fade(r, k, v, decay, state.matrix, context.valid, self.bonus)
-        y = self.norm(y.transpose(1, 2).flatten(-2).to(self.out.weight.dtype), context.valid)
+        y = self.norm(y.transpose(1, 2).flatten(-2).to(self.dtype), context.valid)
         return self.out(F.silu(self.gate(for_gate)) * y), Finch(last.to(state.last.dtype), matrix)
 
     def mixed(self, x: Tensor, back: Tensor) -> tuple[Tensor, ...]:

@@ -146,7 +146,7 @@ class Yoco(Mixer[Once]):
 
     def start(self, context: Context, capacity: int) -> Once:
         cache = (context.positions.shape[0], capacity + 1, self.kv_heads, self.dim)
-        k, v = (self.k.weight.new_zeros(cache) for _ in range(2))
+        k, v = (torch.zeros(cache, dtype=self.dtype, device=context.positions.device) for _ in range(2))
         return Once(self.first.start(context, capacity), k, v, self.second.start(context, capacity))
 
     def step(self, x: Tensor, state: Once, context: Context) -> tuple[Tensor, Once]:

@@ -3,7 +3,6 @@
 Ba et al. 2016, arXiv:1607.06450.
 """
 
-import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
@@ -20,9 +19,7 @@ class Layer(Norm):
         self.inner = nn.LayerNorm(width, eps, bias=bias)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        inner = self.inner
-        weight, bias = inner._parameters["weight"], inner._parameters["bias"]  # which is faster to ask for
-        return torch.layer_norm(x, inner.normalized_shape, weight, bias, inner.eps)
+        return self.inner(x)
 
     def fused(self) -> FusedNorm:
         inner = self.inner
