@@ -23,11 +23,11 @@ from regard.data.batches import Batch, Batches, Bucketed, once
 from regard.data.columns import listed
 from regard.data.streams import in_order
 from regard.errors import shown
+from regard.parts.objectives.next_token import NextToken
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.segments import Segments, remembering
 from regard.run import DecodeConfig, Run
 from regard.train.dev import FORCED, windows
-from regard.train.learner import Objective
-from regard.train.objectives.next_token import NextToken
-from regard.train.objectives.segments import Segments, remembering
 from regard.train.settings import Settings
 from regard.use.nodes import NodeLabeller
 from regard.use.reader import Reader

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Stack, Tap, Towers, UserError, Wiring
 from regard.core.mixer import state_bytes
 from regard.core.parts import name_of
-from regard.train.objectives.next_token import of_tokens
+from regard.parts.objectives.next_token import of_tokens
 from regard.train.optimizer import Optimizer
 from regard.train.settings import Settings
 

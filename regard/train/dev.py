@@ -16,10 +16,9 @@ from regard.decode import DecodeConfig
 from regard.metrics import measure
 
 if TYPE_CHECKING:
+    from regard.parts.objectives.objective import Objective
     from regard.run import Run
     from regard.use.reader import Reader
-
-    from .learner import Objective
 
 FORCED = ("loss", "perplexity")  # measured without decoding
 

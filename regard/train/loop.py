@@ -20,11 +20,12 @@ from regard.data.batches import Feed
 from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
+from regard.parts.objectives.objective import Objective
 
 from . import checkpoint, schedule
 from .average import mean
 from .journal import Journal
-from .learner import Learner, Objective
+from .learner import Learner
 from .settings import Settings
 from .stop import Stop, Stopped
 

@@ -24,7 +24,7 @@ from regard.data.masking import Hide, Masking
 from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
-from regard.train.objectives.masked import Noise, measured, token_scores, vectors
+from regard.parts.objectives.masked import Noise, measured, token_scores, vectors
 from regard.train.settings import Settings
 
 from .reader import Reader

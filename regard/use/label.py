@@ -12,9 +12,9 @@ import torch
 
 from regard.data.batches import FIRST_LABEL, Batches, Labelled
 from regard.decode import DecodeConfig
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
 from regard.run import Prediction
-from regard.train.learner import Objective
-from regard.train.objectives.classify import Classify
 
 from .reader import Reader, ranked
 

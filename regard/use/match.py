@@ -15,10 +15,10 @@ from regard.core import UserError
 from regard.data.batches import FIRST_LABEL, Batches, pad_rows
 from regard.data.matched import MatchCoder, Matched, labels_in, numbers_in, types_of
 from regard.decode import DecodeConfig
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.rate import Rate
 from regard.run import LONGEST, Prediction
-from regard.train.learner import Objective
-from regard.train.objectives.classify import Classify
-from regard.train.objectives.rate import Rate
 
 from .reader import Reader, ranked, too_long
 

@@ -18,7 +18,7 @@ from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data.graph import Graph, Nodes, open_graph
 from regard.decode import DecodeConfig
-from regard.train.objectives.nodes import measured
+from regard.parts.objectives.nodes import measured
 
 INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
 

@@ -14,8 +14,8 @@ from regard.core import Model, UserError
 from regard.data.batches import Batches, pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
+from regard.parts.objectives.objective import Objective
 from regard.run import AHEAD, LONGEST, Prediction
-from regard.train.learner import Objective
 
 BUDGET = 512  # positions that are worked on side by side by a CPU: no more than stay near it
 DEVICE_BUDGET = 8192  # by anything else

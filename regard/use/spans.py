@@ -21,10 +21,10 @@ from regard.data.masks import reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.folder import about
+from regard.parts.objectives.next_token import NextToken
+from regard.parts.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of
 from regard.run import Coded, Run
 from regard.train.dev import FORCED, Dev
-from regard.train.objectives.next_token import NextToken
-from regard.train.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of
 from regard.train.settings import Settings
 
 from .reader import BUDGET

@@ -15,9 +15,9 @@ from regard.data.batches import FIRST_LABEL, IGNORE, Batches
 from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
 from regard.decode import DecodeConfig
 from regard.metrics import spans
+from regard.parts.objectives.nodes import Nodes
+from regard.parts.objectives.objective import Objective
 from regard.run import LONGEST, Prediction
-from regard.train.learner import Objective
-from regard.train.objectives.nodes import Nodes
 
 from .reader import Reader, shortened, too_long
 

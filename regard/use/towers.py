@@ -21,8 +21,8 @@ from regard.data.images import Lens
 from regard.data.pictures import Shown
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
+from regard.parts.objectives.contrastive import both_ways, scores_of
 from regard.run import Prediction
-from regard.train.objectives.contrastive import both_ways, scores_of
 
 from .images import TOGETHER, a_few, lens_of, likeliest, part_of
 from .reader import shortened

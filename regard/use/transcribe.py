@@ -31,7 +31,7 @@ from regard.data.recordings import asked, root_of
 from regard.data.sound import read_sound
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Request, search
-from regard.train.objectives.next_token import NextToken
+from regard.parts.objectives.next_token import NextToken
 
 from .reader import Reader
 from .speech import Speech

@@ -8,9 +8,9 @@ import pytest
 
 import regard
 from regard.data import Bucketed, Feed
+from regard.parts.objectives.next_token import NextToken
 from regard.train.job import Job
 from regard.train.loop import Trainer
-from regard.train.objectives.next_token import NextToken
 from regard.train.settings import Settings
 
 START, END, PAD = 1, 2, 0

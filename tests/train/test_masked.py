@@ -16,8 +16,8 @@ from regard.core import UserError
 from regard.data import IGNORE, Tokenizer, once
 from regard.data.masking import ELSEWHERE, NEXT, Hide, Masking
 from regard.data.masks import Pieces, Template, mask_of, with_marks
+from regard.parts.objectives.masked import Masked, Noise, measured
 from regard.train.job import Job, resume, start
-from regard.train.objectives.masked import Masked, Noise, measured
 
 NAMES = ["anna", "bert", "carl", "dora", "emil", "fred", "gina", "hans"]
 FOOD = ["apples", "bread", "cheese", "dumplings", "eggs", "figs", "grapes", "honey"]

@@ -11,10 +11,10 @@ from regard.data import Feed
 from regard.data.orders import Orders, places
 from regard.data.streams import Streams
 from regard.evaluate import evaluate
+from regard.parts.objectives.permuted import Permuted
 from regard.run import DecodeConfig
 from regard.train.job import Job, resume, start
 from regard.train.learner import Learner
-from regard.train.objectives.permuted import Permuted
 from regard.train.settings import Settings
 
 TINY = ["model.width=24", "model.heads=3", "model.depth=1", "model.layer.0.feedforward.hidden=32", "model.dropout=0.0"]

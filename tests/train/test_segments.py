@@ -13,10 +13,10 @@ from regard.core.mixer import each
 from regard.data import Feed
 from regard.data.streams import Streams, in_order
 from regard.evaluate import evaluate
+from regard.parts.objectives.next_token import NextToken
+from regard.parts.objectives.segments import Segments, enough, remembering
 from regard.train.job import Job, resume, start
 from regard.train.learner import Learner
-from regard.train.objectives.next_token import NextToken
-from regard.train.objectives.segments import Segments, enough, remembering
 from regard.train.settings import Settings
 
 XL = ["model.width=24", "model.heads=3", "model.depth=2", "model.layer.0.feedforward.hidden=20", "model.dropout=0.0"]

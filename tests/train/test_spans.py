@@ -12,9 +12,7 @@ from regard import UserError
 from regard.data import IGNORE, Feed, Tokenizer
 from regard.evaluate import evaluate
 from regard.files import recipe as recipes
-from regard.run import Coded
-from regard.train.job import resume, start
-from regard.train.objectives.span_corruption import (
+from regard.parts.objectives.span_corruption import (
     Corrupted,
     Corrupter,
     Noise,
@@ -23,6 +21,8 @@ from regard.train.objectives.span_corruption import (
     sentinels_of,
     with_sentinels,
 )
+from regard.run import Coded
+from regard.train.job import resume, start
 from regard.use.spans import SpanFiller
 
 TEXT = "the cat sat on the mat, and the rat ran to the cat; " * 60

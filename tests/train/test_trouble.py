@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from regard import UserError
 from regard.data import Feed
+from regard.parts.objectives.next_token import NextToken
 from regard.train import checkpoint, journal
 from regard.train.average import mean as average_of
-from regard.train.objectives.next_token import NextToken
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 RUST = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")

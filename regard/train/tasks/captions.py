@@ -16,8 +16,8 @@ from regard.data import Tokenizer, once
 from regard.data.batches import Batch, pad_rows
 from regard.data.images import Lens, usual
 from regard.data.pictures import Pictures, Seen, Shown, open_pictures, prepare_pictures
-from regard.train.learner import Objective
-from regard.train.objectives.contrastive import Contrastive
+from regard.parts.objectives.contrastive import Contrastive
+from regard.parts.objectives.objective import Objective
 from regard.use.towers import AMONG, Pairer, measured
 
 from .task import Say, Task, Tick, silent, unseen

@@ -11,8 +11,8 @@ from regard.core import Model, UserError
 from regard.data import Tokenizer, once
 from regard.data.images import Lens, usual
 from regard.data.pictures import Pictures, Seen, Shown, open_pictures, prepare_pictures
-from regard.train.learner import Objective
-from regard.train.objectives.classify import Classify
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
 from regard.use.images import ImageLabeller, measured
 
 from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen

@@ -13,9 +13,9 @@ from regard.data.columns import ASK, listed, may_be_header
 from regard.data.matched import number
 from regard.errors import short
 from regard.evaluate import gather
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
 from regard.train.dev import Dev
-from regard.train.learner import Objective
-from regard.train.objectives.classify import Classify
 from regard.use.label import Labeller
 from regard.use.reader import Reader
 

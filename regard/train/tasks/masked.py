@@ -13,8 +13,8 @@ from regard.data import Corpus, Lines, Tokenizer, once, prepare_text
 from regard.data.columns import is_labelled, shown
 from regard.data.masking import Hide, Masking
 from regard.data.masks import with_marks
-from regard.train.learner import Objective
-from regard.train.objectives.masked import Masked, Noise, measured
+from regard.parts.objectives.masked import Masked, Noise, measured
+from regard.parts.objectives.objective import Objective
 from regard.use.fill import Filler, measures_of
 
 from .task import DEV_TOKENS, Say, Task, Tick

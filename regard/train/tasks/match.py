@@ -10,9 +10,9 @@ import torch
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Sequences, Tokenizer
 from regard.data.matched import MatchCoder, Matched, labels_in, number, numbers_in, types_of
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.rate import Rate
 from regard.train.dev import Dev
-from regard.train.learner import Objective
-from regard.train.objectives.rate import Rate
 from regard.use.match import Matcher
 
 from .labels import Labels

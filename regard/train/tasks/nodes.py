@@ -9,9 +9,9 @@ from typing import Any
 from regard.core import Model, UserError
 from regard.data import Corpus, Tokenizer
 from regard.data.graph import open_graph
+from regard.parts.objectives.nodes import Nodes, measured
+from regard.parts.objectives.objective import Objective
 from regard.train.checkpoint import put
-from regard.train.learner import Objective
-from regard.train.objectives.nodes import Nodes, measured
 from regard.use.nodes import NodeLabeller
 
 from .task import Say, Task, Tick

@@ -12,9 +12,9 @@ from regard.core.parts import fit
 from regard.data import Corpus, Lines, once, prepare_text
 from regard.data.orders import Orders
 from regard.data.streams import Streams
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.permuted import Orderly, Permuted, fits
 from regard.train.dev import Dev
-from regard.train.learner import Objective
-from regard.train.objectives.permuted import Orderly, Permuted, fits
 from regard.use.onward import Onward, in_orders
 
 from .task import Say, Tick

@@ -7,10 +7,10 @@ from functools import partial
 from regard.core import Model
 from regard.data import Corpus, Lines, prepare_text
 from regard.data.streams import Streams, in_order
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.segments import Segments, enough
 from regard.run import Run
 from regard.train.dev import Dev
-from regard.train.learner import Objective
-from regard.train.objectives.segments import Segments, enough
 
 from .task import DEV_TOKENS, Say, Tick
 from .text import Text

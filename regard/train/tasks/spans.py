@@ -9,8 +9,8 @@ from pathlib import Path
 from regard.core import Model, UserError
 from regard.core.parts import fit
 from regard.data import Batches, Corpus, Lines, Tokenizer, prepare_text
+from regard.parts.objectives.span_corruption import Corrupted, Corrupter, Noise, in_order, with_sentinels
 from regard.train.dev import Dev
-from regard.train.objectives.span_corruption import Corrupted, Corrupter, Noise, in_order, with_sentinels
 from regard.use.spans import SpanFiller
 
 from .task import DEV_TOKENS, Say, Tick

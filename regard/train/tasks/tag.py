@@ -8,8 +8,8 @@ from pathlib import Path
 from regard.core import Model
 from regard.data import Batches, Corpus, Lines, Sequences
 from regard.data.conll import TagCoder, Tagged
-from regard.train.learner import Objective
-from regard.train.objectives.nodes import Nodes
+from regard.parts.objectives.nodes import Nodes
+from regard.parts.objectives.objective import Objective
 from regard.use.tag import Tagger
 
 from .labels import Labels

@@ -11,10 +11,10 @@ from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Sequences, Tokenizer, open_corpus, prepare
 from regard.data.prepare import Coder
+from regard.parts.objectives.next_token import NextToken
+from regard.parts.objectives.objective import Objective
 from regard.run import Run
 from regard.train.dev import FORCED, Dev
-from regard.train.learner import Objective
-from regard.train.objectives.next_token import NextToken
 from regard.train.settings import Settings
 from regard.use.reader import Reader
 

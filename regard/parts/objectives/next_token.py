@@ -7,8 +7,6 @@ Label smoothing: Szegedy et al. 2016, arXiv:1512.00567.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,13 +15,7 @@ from regard.core import Context, Head, Model, Norm
 from regard.data.batches import IGNORE, Batch
 from regard.kernels.cross_entropy import cross_entropy
 
-
-class Loss(NamedTuple):
-    """Sums over the tokens that were asked for."""
-
-    loss: Tensor  # to be minimised
-    nll: Tensor  # -log p of the right tokens, without smoothing
-    count: int
+from .objective import Loss
 
 
 class NextToken:

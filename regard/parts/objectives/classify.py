@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from regard.core import Model
 from regard.data.batches import Batch
 
-from .next_token import Loss
+from .objective import Loss
 
 
 class Classify:

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.core import Model
 from regard.data.batches import IGNORE, Batch
 
-from .next_token import Loss
+from .objective import Loss
 
 
 class Nodes:

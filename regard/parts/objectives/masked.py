@@ -17,7 +17,8 @@ from torch import Tensor
 from regard.core import Context, Model, UserError
 from regard.data.batches import IGNORE, Batch
 
-from .next_token import Loss, of_tokens
+from .next_token import of_tokens
+from .objective import Loss
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from regard.core import Context, Model, Pattern, State, UserError
 from regard.core.mixer import each
 from regard.data.batches import Batch
 
-from .next_token import Loss, of_tokens
+from .next_token import of_tokens
+from .objective import Loss
 
 LONGEST = 1 << 15  # positions, after which a state must not grow any more
 

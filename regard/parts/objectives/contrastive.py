@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.core import Towers
 from regard.data.batches import Batch
 
-from .next_token import Loss
+from .objective import Loss
 
 MOST = 100.0  # what a cosine is multiplied by at the most, as in the paper
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from regard.core import Model
 from regard.data.batches import Batch
 
-from .next_token import Loss
+from .objective import Loss
 
 
 class Rate:

@@ -19,7 +19,8 @@ from regard.core.parts import name_of
 from regard.data.batches import Batch
 from regard.data.orders import places
 
-from .next_token import Loss, of_tokens
+from .next_token import of_tokens
+from .objective import Loss
 from .segments import Carried
 
 
