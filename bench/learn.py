@@ -23,9 +23,9 @@ import results
 import runs
 import shakespeare
 from regard.files import recipe as recipes
-from regard.folder import load
 from regard.machine import tune
 from regard.run import DecodeConfig
+from regard.use.load import load
 
 TRAIN = {
     "train.optimizer": "adamw",

@@ -28,9 +28,9 @@ from regard.convert import convert
 from regard.core.recipe import save_beside
 from regard.export import export
 from regard.files import recipe as recipes
-from regard.folder import load
 from regard.machine import tune
 from regard.metrics import whole
+from regard.use.load import load
 
 
 def sources(run: Path, count: int) -> dict:

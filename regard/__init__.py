@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
 def load(folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False) -> Run:
     """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. Several folders: their
     models answer together. int8: with weights of eight bits, which decode faster on a CPU."""
-    from .folder import load  # brings tokenizers and much else along
+    from .use.load import load  # brings tokenizers and much else along
 
     return load(folder, device, int8)

@@ -14,7 +14,7 @@ from regard.core import UserError
 from regard.data import Lines
 from regard.evaluate import evaluate, gather
 from regard.run import DecodeConfig, Prediction, Run
-from regard.train.job import Job
+from regard.runs.job import Job
 
 WORDS = (
     "attention", "queue", "thorough", "regardful",

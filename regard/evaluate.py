@@ -27,8 +27,8 @@ from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.segments import Segments, remembering
 from regard.run import DecodeConfig, Run
+from regard.runs.settings import Settings
 from regard.train.dev import FORCED, windows
-from regard.train.settings import Settings
 from regard.use.nodes import NodeLabeller
 from regard.use.reader import Reader
 

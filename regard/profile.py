@@ -24,8 +24,8 @@ from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Stac
 from regard.core.mixer import state_bytes
 from regard.core.parts import name_of
 from regard.parts.objectives.next_token import of_tokens
+from regard.runs.settings import Settings
 from regard.train.optimizer import Optimizer
-from regard.train.settings import Settings
 
 ROUNDS = 5  # steps that are timed, and not watched
 WATCHED = 3  # steps that are watched

@@ -108,7 +108,7 @@ class Run:
     @draft_model.setter
     def draft_model(self, run: Run | str | Path | None) -> None:
         if isinstance(run, str | Path):
-            from regard.folder import load
+            from regard.use.load import load
 
             run = load(run, str(self.device))  # type: ignore[assignment]
         if run is not None and not (isinstance(run, Run) and run.target.hash() == self.target.hash()):

@@ -258,7 +258,7 @@ class Face:
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.folder.load", lambda run, device, int8: Face())
+    monkeypatch.setattr("regard.use.load.load", lambda run, device, int8: Face())
     paths = [tmp_path / name for name in ("a.png", "b.png")]
     for path in paths:
         path.write_text(path.stem)

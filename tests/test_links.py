@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.train import checkpoint
+from regard.runs import checkpoint
 
 SMALL = ["model.width=16", "model.heads=2", "model.depth=1", "train.batch_tokens=256", "train.save_steps=2"]
 

@@ -18,9 +18,9 @@ from regard.decode import DecodeConfig, Request, greedy
 from regard.decode.config import SAMPLED
 from regard.decode.sample import Said
 from regard.files import recipe
-from regard.folder import load
 from regard.run import Coded, Run
-from regard.train import checkpoint
+from regard.runs import checkpoint
+from regard.use.load import load
 
 TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat and a cat sat", "dog and cat", "mat"]
 KINDS = {name: (recipe.load(name)["model"]["kind"], recipe.load(name)["objective"]["part"]) for name in recipe.names()}

@@ -164,7 +164,7 @@ def opened(
     run: Path, device: str, parts: list[Path] | None, int8: bool = False, ensemble: list[Path] | None = None
 ) -> Any:
     """What answers with a run, or with several together."""
-    from regard.folder import load
+    from regard.use.load import load
 
     add_parts(parts)
     loaded = load([run, *(ensemble or [])], device, int8)
@@ -198,7 +198,7 @@ def texts_of(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
     of any other file the lines."""
     from regard.data.layout import layout_in
     from regard.data.layout import texts_of as of_table
-    from regard.folder import about
+    from regard.runs.folder import about
 
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
     layout = layout_in(about(loaded.folder)) if loaded.folder else None

@@ -35,10 +35,10 @@ def profile(
 
     from regard import build, restore
     from regard import profile as measure
-    from regard.folder import must_have
     from regard.look import picture
     from regard.look import profile as drawing
-    from regard.train.settings import Settings
+    from regard.runs.folder import must_have
+    from regard.runs.settings import Settings
 
     must_have(device)
     if png is not None:

@@ -26,8 +26,8 @@ from regard.errors import nearest, short
 from regard.files import recipe as recipes
 from regard.files.paths import copy_files
 from regard.files.reading import must_be
-from regard.folder import about, tokenizers
-from regard.train.session import session
+from regard.runs.folder import about, tokenizers
+from regard.runs.session import session
 
 from .family import Config, Family, every_family, family_of
 from .folder import WHOLE, Folder, Known, Tensors

@@ -25,17 +25,18 @@ from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.folder import about, must_have, tokenizers
 from regard.run import Run
+from regard.runs import checkpoint
+from regard.runs.folder import about, must_have, tokenizers
+from regard.runs.job import Job
+from regard.runs.session import PATHS, session, whole
+from regard.runs.settings import Settings
 from regard.use.reader import Reader
 
-from . import automatic, checkpoint, origin
-from .asked import Job
+from . import automatic, origin
 from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
-from .session import PATHS, session, whole
-from .settings import Settings
 from .tasks import Say, Task, Tick, task_of, unseen
 
 THREADS = 1024  # at the most

@@ -22,11 +22,11 @@ from regard.machine import forks
 from regard.native.build import load_kernels
 from regard.native.train import adding_to
 from regard.parts.objectives.objective import Objective, Remembers
+from regard.runs.settings import Settings
 
 from .average import ExponentialMovingAverage
 from .gradients import Gradients
 from .optimizer import Optimizer
-from .settings import Settings
 from .workers import Workers
 
 PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a CPU, times its width squared; and

@@ -25,7 +25,7 @@ from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.masked import Noise, measured, token_scores, vectors
-from regard.train.settings import Settings
+from regard.runs.settings import Settings
 
 from .reader import Reader
 

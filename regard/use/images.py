@@ -22,8 +22,8 @@ from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
 from regard.data.pictures import Shown, open_part, open_pictures
 from regard.decode import DecodeConfig
 from regard.files.reading import read_json
-from regard.folder import about
 from regard.run import Prediction
+from regard.runs.folder import about
 
 from .reader import ranked
 

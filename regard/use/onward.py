@@ -23,12 +23,12 @@ from regard.data.batches import once
 from regard.data.orders import Orders
 from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
-from regard.folder import about
 from regard.kernels.cache import write
 from regard.parts.objectives.permuted import Orderly, ask, begin, measured
 from regard.run import DecodeConfig, Run
+from regard.runs.folder import about
+from regard.runs.settings import Settings
 from regard.train.dev import FORCED
-from regard.train.settings import Settings
 
 BUDGET = 8192  # tokens of a batch
 

@@ -20,12 +20,12 @@ from regard.core import Model, UserError
 from regard.data.masks import reading_masks
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
-from regard.folder import about
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of
 from regard.run import Coded, Run
+from regard.runs.folder import about
+from regard.runs.settings import Settings
 from regard.train.dev import FORCED, Dev
-from regard.train.settings import Settings
 
 from .reader import BUDGET
 

@@ -16,7 +16,7 @@ from regard.decode.result import Rule
 from regard.decode.rules import never, not_first, times, together
 from regard.errors import nearest
 from regard.files.reading import Natural, must_be, read_json
-from regard.folder import about
+from regard.runs.folder import about
 
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 TASKS = ("transcribe", "translate")

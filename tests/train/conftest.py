@@ -9,9 +9,9 @@ import pytest
 import regard
 from regard.data import Bucketed, Feed
 from regard.parts.objectives.next_token import NextToken
-from regard.train.job import Job
+from regard.runs.job import Job
+from regard.runs.settings import Settings
 from regard.train.loop import Trainer
-from regard.train.settings import Settings
 
 START, END, PAD = 1, 2, 0
 VOCAB = 13

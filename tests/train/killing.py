@@ -21,11 +21,12 @@ import torch._dynamo  # the first optimizer would import it, in every attempt an
 torch.set_num_threads(1)  # no threads, so that fork is safe
 os.fsync = lambda file: None  # a kill of the process, not of the machine
 
-from regard import train  # noqa: E402
-from regard.train.job import Job, resume, start  # noqa: E402
+from regard import runs, train  # noqa: E402
+from regard.runs.job import Job  # noqa: E402
+from regard.train.job import resume, start  # noqa: E402
 
 OWN = str(Path(train.__file__).parent)
-WRITING = str(Path(OWN) / "checkpoint.py")
+WRITING = str(Path(runs.__file__).parent / "checkpoint.py")
 
 
 def attempt(job, pipe, line):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from regard.files import recipe as recipes
+from regard.runs.job import Job
 from regard.train import automatic
-from regard.train.job import Job, start
+from regard.train.job import start
 from regard.train.tasks.match import Matches
 
 GOOD, BAD = ("lovely", "splendid", "superb", "charming"), ("awful", "dreadful", "dull", "tedious")

@@ -11,7 +11,8 @@ import regard
 from regard.cli import main
 from regard.core import UserError
 from regard.data.pictures import Seen, open_pictures, prepare_pictures
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.train.job import resume, start
 
 SIDE = 8
 SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.dropout=0", "model.embed.image=8",

@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 import regard
 from regard import UserError
 from regard.data import IGNORE
-from regard.train import checkpoint
+from regard.runs import checkpoint
 from regard.train.dev import windows
 from regard.train.job import resume, start
 

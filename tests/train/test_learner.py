@@ -5,8 +5,8 @@ import torch
 
 from regard.data import IGNORE, Batch, Feed
 from regard.parts.objectives.next_token import NextToken
+from regard.runs.settings import Settings
 from regard.train.learner import Learner
-from regard.train.settings import Settings
 
 
 class Given:

@@ -17,7 +17,8 @@ from regard.data import IGNORE, Tokenizer, once
 from regard.data.masking import ELSEWHERE, NEXT, Hide, Masking
 from regard.data.masks import Pieces, Template, mask_of, with_marks
 from regard.parts.objectives.masked import Masked, Noise, measured
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.train.job import resume, start
 
 NAMES = ["anna", "bert", "carl", "dora", "emil", "fred", "gina", "hans"]
 FOOD = ["apples", "bread", "cheese", "dumplings", "eggs", "figs", "grapes", "honey"]

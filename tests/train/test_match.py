@@ -12,7 +12,8 @@ from regard.data import Tokenizer, open_corpus
 from regard.data.matched import MatchCoder, Matched, labels_in, numbers_in
 from regard.evaluate import evaluate
 from regard.metrics import measure
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.train.job import resume, start
 
 SMALL = [
     "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",

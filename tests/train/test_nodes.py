@@ -10,7 +10,8 @@ import regard
 from regard import UserError
 from regard.cli import main
 from regard.data.graph import open_graph
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.train.job import resume, start
 
 NODES, WORDS, CLASSES = 61, 17, 3
 TINY = [

@@ -13,9 +13,10 @@ from regard.data.streams import Streams
 from regard.evaluate import evaluate
 from regard.parts.objectives.permuted import Permuted
 from regard.run import DecodeConfig
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.runs.settings import Settings
+from regard.train.job import resume, start
 from regard.train.learner import Learner
-from regard.train.settings import Settings
 
 TINY = ["model.width=24", "model.heads=3", "model.depth=1", "model.layer.0.feedforward.hidden=32", "model.dropout=0.0"]
 TINY += [f"model.layer.0.{name}=0.0" for name in ("mixer.weight_dropout", "feedforward.hidden_dropout")]

@@ -15,9 +15,10 @@ from regard.data.streams import Streams, in_order
 from regard.evaluate import evaluate
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.segments import Segments, enough, remembering
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.runs.settings import Settings
+from regard.train.job import resume, start
 from regard.train.learner import Learner
-from regard.train.settings import Settings
 
 XL = ["model.width=24", "model.heads=3", "model.depth=2", "model.layer.0.feedforward.hidden=20", "model.dropout=0.0"]
 XL += ["model.layer.0.feedforward.hidden_dropout=0.0"]

@@ -3,7 +3,7 @@
 import pytest
 
 from regard import UserError
-from regard.train.settings import Settings
+from regard.runs.settings import Settings
 
 
 @pytest.mark.parametrize(

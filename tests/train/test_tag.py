@@ -14,7 +14,8 @@ from regard.data import IGNORE, Tokenizer, open_corpus
 from regard.data.conll import TagCoder, Tagged, firsts_of, tags_of
 from regard.evaluate import evaluate
 from regard.metrics import measure, spans
-from regard.train.job import Job, resume, start
+from regard.runs.job import Job
+from regard.train.job import resume, start
 
 SMALL = [
     "model.width=16", "model.heads=2", "model.depth=1", "model.dropout=0", "model.layer.0.feedforward.hidden=24",

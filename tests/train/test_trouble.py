@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from regard import UserError
 from regard.data import Feed
 from regard.parts.objectives.next_token import NextToken
-from regard.train import checkpoint, journal
+from regard.runs import checkpoint
+from regard.train import journal
 from regard.train.average import mean as average_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -108,7 +109,7 @@ def test_a_real_limit(trainer, tmp_path):
         from pathlib import Path
         import torch
         from regard import UserError
-        from regard.train import checkpoint
+        from regard.runs import checkpoint
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:

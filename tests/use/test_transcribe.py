@@ -15,9 +15,10 @@ from regard.core import UserError, build
 from regard.data import Tokenizer
 from regard.data.mel import HOP, RATE
 from regard.decode import DecodeConfig, Hypothesis
-from regard.folder import load
-from regard.train.job import Job, start
+from regard.runs.job import Job
+from regard.train.job import start
 from regard.use import transcribe
+from regard.use.load import load
 from regard.use.speech import Speech
 from regard.use.transcribe import Answer, Transcriber, clock, cut
 

@@ -11,7 +11,7 @@ from regard.data import Corpus, Tokenizer
 from regard.data.graph import open_graph
 from regard.parts.objectives.nodes import Nodes, measured
 from regard.parts.objectives.objective import Objective
-from regard.train.checkpoint import put
+from regard.runs.checkpoint import put
 from regard.use.nodes import NodeLabeller
 
 from .task import Say, Task, Tick

@@ -12,7 +12,7 @@ from regard.data import Corpus, Lines, once
 from regard.data.mel import HOP, RATE
 from regard.data.recordings import Recorded, prepare_sounds, root_of
 from regard.evaluate import gather
-from regard.train.checkpoint import put
+from regard.runs.checkpoint import put
 from regard.train.dev import Dev
 from regard.use.speech import TOLD
 from regard.use.transcribe import Transcriber

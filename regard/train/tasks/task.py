@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from regard import metrics as measures
 from regard.core import Model, UserError
@@ -14,12 +14,10 @@ from regard.data.prepare import Coder
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
 from regard.run import Run
+from regard.runs.job import Job
+from regard.runs.settings import Settings
 from regard.train.dev import FORCED, Dev
-from regard.train.settings import Settings
 from regard.use.reader import Reader
-
-if TYPE_CHECKING:
-    from regard.train.job import Job
 
 DEV_TOKENS = 8192  # of a dev batch
 

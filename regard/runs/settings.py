@@ -10,8 +10,8 @@ from regard.core import UserError
 from regard.core.parts import fit
 from regard.errors import nearest
 
-from . import optimizer, schedule
-
+OPTIMIZERS = ("adam", "adamw", "muon", "adafactor", "sgd")
+SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
 FREEZE = ("embed", "body")
 BOUNDS = ("steps", "minutes", "epochs")
 POSITIVE = ("batch_tokens", "context_length", "gradient_accumulation", "keep_checkpoints")
@@ -96,8 +96,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("optimizer", optimizer.KINDS),
-            ("schedule", schedule.KINDS),
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
             ("precision", ("float32", "bfloat16")),
         ):
             given = getattr(self, name)
