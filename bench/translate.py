@@ -30,7 +30,7 @@ from regard.export import export
 from regard.files import recipe as recipes
 from regard.machine import tune
 from regard.metrics import whole
-from regard.use.load import load
+from regard.tasks.load import load
 
 
 def sources(run: Path, count: int) -> dict:

@@ -12,14 +12,15 @@ from regard.cli import main
 from regard.core import build, pattern
 from regard.core.position import constant
 from regard.data import Tokenizer
+from regard.decode import DecodeConfig
 from regard.export import export, onnx
 from regard.export.onnx_graph import compare
-from regard.run import DecodeConfig, Run
 from regard.runs.job import Job
+from regard.tasks.classify import Labeller
+from regard.tasks.embed import Embedder
+from regard.tasks.load import load
+from regard.tasks.run import Run
 from regard.train.job import start
-from regard.use.embed import Embedder
-from regard.use.label import Labeller
-from regard.use.load import load
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[2:6]]

@@ -18,9 +18,9 @@ from regard.decode import DecodeConfig, Request, greedy
 from regard.decode.config import SAMPLED
 from regard.decode.sample import Said
 from regard.files import recipe
-from regard.run import Coded, Run
 from regard.runs import checkpoint
-from regard.use.load import load
+from regard.tasks.load import load
+from regard.tasks.run import Coded, Run
 
 TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat and a cat sat", "dog and cat", "mat"]
 KINDS = {name: (recipe.load(name)["model"]["kind"], recipe.load(name)["objective"]["part"]) for name in recipe.names()}
@@ -100,11 +100,11 @@ def test_without_a_budget_states_decide(translator, monkeypatch):
     assert [len(rows) for rows in translator._batches(coded, config, 1)] == [35]
     assert [len(rows) for rows in translator._batches(coded, config, 2)] == [18, 17]
     longest = translator.model.cost(1, max(len(one.ids) for one in coded) + 9 - 1).state
-    monkeypatch.setattr("regard.run.STATE", 2 * 4 * longest)
+    monkeypatch.setattr("regard.tasks.run.STATE", 2 * 4 * longest)
     sizes = [len(rows) for rows in translator._batches(coded, config, 1)]
     assert sizes[0] == 4
     assert sizes[-2] > 4
-    monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
     assert max(len(rows) for rows in translator._batches(coded, config, 1)) == 3
 
 
@@ -122,11 +122,11 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
             file.write(f"{os.getpid()} {threading.get_ident()}\n")
         return answer(*given)
 
-    monkeypatch.setattr("regard.run.ALONE", 2)
-    monkeypatch.setattr("regard.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
+    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
     monkeypatch.setattr(Run, "_answer", answers)
     if by == "threads":
-        monkeypatch.setattr("regard.run.forks", lambda device: False)
+        monkeypatch.setattr("regard.tasks.run.forks", lambda device: False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -326,7 +326,7 @@ def test_no_piece_is_half_a_character(monkeypatch):
         for i in [*ids, tokenizer.end]:
             yield Said(torch.tensor([0]), torch.tensor([i]), torch.tensor([0.0]))
 
-    monkeypatch.setattr("regard.run.stream", spoken)
+    monkeypatch.setattr("regard.tasks.run.stream", spoken)
     assert list(run.stream("x")) == ["你", "好", ",", " ", "🙂", "e", "\u0301", "\ufffd"]
 
 

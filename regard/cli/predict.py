@@ -124,7 +124,7 @@ def predict(
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
-    from regard.use.embed import Embedder
+    from regard.tasks.embed import Embedder
 
     loaded = opened(run, device, parts, int8, ensemble)
     of_vectors = {"pool": pool, "normalize": normalize, "similarity": similarity or None, "out": out}
@@ -164,7 +164,7 @@ def opened(
     run: Path, device: str, parts: list[Path] | None, int8: bool = False, ensemble: list[Path] | None = None
 ) -> Any:
     """What answers with a run, or with several together."""
-    from regard.use.load import load
+    from regard.tasks.load import load
 
     add_parts(parts)
     loaded = load([run, *(ensemble or [])], device, int8)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.core import Embed, Layer, Mixer, Model, Norm, Stack, UserError
 from regard.core.parts import name_of
 from regard.data import Tokenizer
-from regard.run import Run
+from regard.tasks.run import Run
 
 ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "gelu_quick": "GELUSigmoid", "silu": "SWISH",

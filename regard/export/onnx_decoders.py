@@ -16,7 +16,7 @@ from regard.core.mixer import each
 from regard.core.parts import name_of
 from regard.kernels.attention_mask import AttentionMask
 from regard.kernels.multihead import MultiHead
-from regard.run import Run
+from regard.tasks.run import Run
 
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, run_graph, sizes
 

@@ -25,19 +25,19 @@ from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.run import Run
 from regard.runs import checkpoint
 from regard.runs.folder import about, must_have, tokenizers
 from regard.runs.job import Job
 from regard.runs.session import PATHS, session, whole
 from regard.runs.settings import Settings
-from regard.use.reader import Reader
+from regard.tasks import Say, Task, Tick, task_of, unseen
+from regard.tasks.reader import Reader
+from regard.tasks.run import Run
 
 from . import automatic, origin
 from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
-from .tasks import Say, Task, Tick, task_of, unseen
 
 THREADS = 1024  # at the most
 

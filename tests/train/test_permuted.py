@@ -10,9 +10,9 @@ from regard.core import UserError
 from regard.data import Feed
 from regard.data.orders import Orders, places
 from regard.data.streams import Streams
+from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
 from regard.parts.objectives.permuted import Permuted
-from regard.run import DecodeConfig
 from regard.runs.job import Job
 from regard.runs.settings import Settings
 from regard.train.job import resume, start

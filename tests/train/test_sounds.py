@@ -15,8 +15,8 @@ from regard.data.recordings import Recorded, asked, prepare_sounds
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate import evaluate
 from regard.runs.job import Job
+from regard.tasks.load import load
 from regard.train.job import resume, start
-from regard.use.load import load
 
 NAMES = {"low": 300, "middle": 1100, "high": 3500}
 SMALL = ["model.width=24", "model.heads=3", "model.depth=1", "model.dropout=0.0", "model.encoder.embed.length=20",

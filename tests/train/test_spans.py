@@ -21,9 +21,9 @@ from regard.parts.objectives.span_corruption import (
     sentinels_of,
     with_sentinels,
 )
-from regard.run import Coded
+from regard.tasks.run import Coded
+from regard.tasks.spans import SpanFiller
 from regard.train.job import resume, start
-from regard.use.spans import SpanFiller
 
 TEXT = "the cat sat on the mat, and the rat ran to the cat; " * 60
 SMALL = ["model.width=12", "model.heads=2", "model.dropout=0.1", "train.lr=0.02", "train.warmup=1"]
@@ -201,7 +201,7 @@ def test_pairs_instead(job, tmp_path):
     asked = job(job={"recipe": "t5", "tokenizer": "characters"})
     asked.overrides = [*SMALL, "objective.part=next_token", "train.steps=4", "train.batch_tokens=80"]
     run = start(asked, quiet).train()
-    assert type(run) is regard.run.Run
+    assert type(run) is regard.tasks.run.Run
     assert isinstance(run.predict(["abc"])[0][0].text, str)
 
 

@@ -13,7 +13,7 @@ from regard.cli import main
 from regard.convert import convert
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.use.onward import Onward
+from regard.tasks.permuted import Onward
 
 TEXTS = ["once upon a time", "a cat and a dog", "once a dog"]
 PLACES = 24

@@ -12,11 +12,11 @@ from regard.core import Context, UserError
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
 from regard.decode import DecodeConfig
-from regard.run import Run
-from regard.use import reader
-from regard.use.embed import Embedder
-from regard.use.fill import Filler
-from regard.use.label import Labeller
+from regard.tasks import reader
+from regard.tasks.classify import Labeller
+from regard.tasks.embed import Embedder
+from regard.tasks.fill import Filler
+from regard.tasks.run import Run
 
 TEXTS = ["the cat sat on the mat", "a dog", "on the mat sat a dog and a cat", "cat", "", "a dog and the cat"]
 SMALL = ["model.width=12", "model.heads=3", "model.depth=2"]

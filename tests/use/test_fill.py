@@ -12,7 +12,7 @@ from regard.core import UserError
 from regard.data import Tokenizer
 from regard.data.masks import with_marks
 from regard.decode import DecodeConfig
-from regard.use.fill import Filler
+from regard.tasks.fill import Filler
 
 SMALL = [
     "model.width=12",

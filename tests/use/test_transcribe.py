@@ -16,11 +16,11 @@ from regard.data import Tokenizer
 from regard.data.mel import HOP, RATE
 from regard.decode import DecodeConfig, Hypothesis
 from regard.runs.job import Job
+from regard.tasks import transcribe
+from regard.tasks.load import load
+from regard.tasks.speech import Speech
+from regard.tasks.transcribe import Answer, Transcriber, clock, cut
 from regard.train.job import start
-from regard.use import transcribe
-from regard.use.load import load
-from regard.use.speech import Speech
-from regard.use.transcribe import Answer, Transcriber, clock, cut
 
 WORDS, END, START, EN, DE, TRANSLATE, TRANSCRIBE, SILENCE, PLAIN, ZERO = 30, 30, 31, 32, 33, 34, 35, 36, 37, 38
 PLACES, BANDS = 30, 6  # positions of the encoder: a window of 60 frames, 0.6 s

@@ -1,17 +1,18 @@
-"""Source and target: an encoder-decoder."""
+"""Translate: an encoder-decoder learns from sources with their targets, and answers a source with a target."""
 
 from __future__ import annotations
 
 from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data import Batches, Bucketed, Corpus, Lines, once
-from regard.evaluate import gather
-from regard.train.dev import Dev
 
+from .dev import Dev, gather
 from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 
 
 class Pairs(Task):
+    learns = "next_token"
+    kind = "encoder-decoder"
     answered = measures.OF_TEXTS
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from regard.core import Model
 from regard.data.batches import IGNORE, Batch, pad_rows
 from regard.decode import DecodeConfig
 from regard.metrics import measure
+from regard.parts.objectives.objective import Objective
 
-if TYPE_CHECKING:
-    from regard.parts.objectives.objective import Objective
-    from regard.run import Run
-    from regard.use.reader import Reader
+from .reader import Reader
+from .run import Run
 
 FORCED = ("loss", "perplexity")  # measured without decoding
 
@@ -85,3 +84,19 @@ def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, ov
         targets[torch.arange(targets.shape[1]) < torch.tensor(known)[:, None]] = IGNORE
         asked = int((targets != IGNORE).sum())
         yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=asked)
+
+
+def gather(lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:
+    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
+    all over the lines, which may be sorted; 0: all."""
+    targets: dict[str | int, list[str]] = {}
+    sources: dict[str | int, str] = {}
+    for number, (*texts, target) in enumerate(lines):
+        source: Any = texts[0] if len(texts) == 1 else tuple(texts)
+        key = source if any_reference else number
+        sources[key] = source
+        targets.setdefault(key, []).append(target)
+    count = len(sources)
+    chosen = range(count) if not most or most >= count else [i * count // most for i in range(most)]
+    left, right = list(sources.values()), list(targets.values())
+    return [left[i] for i in chosen], [right[i] for i in chosen]

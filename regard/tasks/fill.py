@@ -1,4 +1,4 @@
-"""A trained model that fills in what is hidden in a text.
+"""Fill in what is hidden in a text: an encoder learns from texts of which some tokens are masked.
 
 regard.load("runs/x").predict(["the [MASK] sat on the mat"])[0][0].text
 """
@@ -6,8 +6,8 @@ regard.load("runs/x").predict(["the [MASK] sat on the mat"])[0][0].text
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +19,18 @@ from torch import Tensor
 from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.core.parts import fit
-from regard.data.batches import Batch, once
+from regard.data import Corpus, Lines, Tokenizer, once, prepare_text
+from regard.data.batches import Batch
+from regard.data.columns import is_labelled, shown
 from regard.data.masking import Hide, Masking
-from regard.data.masks import NAMES, Pieces, mask_of, reading_masks
-from regard.data.tokenizer import Tokenizer
+from regard.data.masks import NAMES, Pieces, mask_of, reading_masks, with_marks
 from regard.decode import DecodeConfig
-from regard.parts.objectives.masked import Noise, measured, token_scores, vectors
+from regard.parts.objectives.masked import Masked, Noise, measured, token_scores, vectors
+from regard.parts.objectives.objective import Objective
 from regard.runs.settings import Settings
 
 from .reader import Reader
+from .task import DEV_TOKENS, Say, Task, Tick
 
 
 class Filled(NamedTuple):
@@ -154,3 +157,62 @@ def together_best(several: list[list[tuple[int, float]]], best: int) -> list[tup
         longer = [([*chosen, one], score + one[1]) for chosen, score in found for one in tokens]
         found = sorted(longer, key=lambda pair: -pair[1])[:best]
     return found
+
+
+class MaskedText(Task):
+    learns = "masked"
+    kind = "encoder"
+    predictor = Filler
+    reads = "text"
+    files = "ids"
+    usual = "wordpiece"
+
+    def ask(self, names: Sequence[str]) -> None:
+        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        self.forced = measures_of(self.noise)  # type: ignore[misc]
+        super().ask(names)
+
+    def open(self, tick: Callable[[int], None]) -> Corpus:
+        corpus = super().open(tick)
+        pick = corpus.train.records.pick
+        if pick is not None and self.job.columns is None and is_labelled(pick.names):
+            raise UserError(
+                f"{corpus.train.name} holds texts with labels ({', '.join(map(shown, pick.names))}), and this recipe "
+                f"learns from texts alone: say --task classify to learn the labels, or --columns {pick.taken[0]} to "
+                "leave them out"
+            )
+        return corpus
+
+    def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
+        return with_marks(super().tokenizer(corpus, kind, tick, *columns))
+
+    def fit(self, model: Model) -> None:
+        context = self.settings.context_length
+        if model.limit is not None and context > model.limit:
+            raise UserError(
+                f"train.context_length is {context}, and the positions of this model reach only {model.limit}"
+            )
+        if self.noise.next_sentence and not hasattr(model.head, "pair"):
+            raise UserError('objective.next_sentence needs a head that answers for pairs: model.head = "pretrain"')
+        if model.head.pools:
+            raise UserError('hidden tokens need a head that answers at every position: model.head = "vocabulary"')
+
+    def objective(self) -> Objective:
+        return Masked(self.settings.label_smoothing)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
+        s = self.settings
+        budget = s.batch_size * s.context_length if s.batch_size else max(s.batch_tokens, s.context_length)
+        return self._masking(corpus.train, "train.ids", budget, True, partial(tick, "preparing"))
+
+    def dev(self, model: Model, lines: Lines) -> Callable[[Model], dict[str, float]]:
+        batches = self._masking(lines, "dev.ids", max(self.settings.batch_tokens, DEV_TOKENS), False, lambda done: None)
+        return lambda model: measured(model, once(batches))
+
+    def _masking(self, lines: Lines, name: str, budget: int, shuffle: bool, tick: Callable[[int], None]) -> Masking:
+        s, noise = self.settings, self.noise
+        stream = prepare_text(lines, self.target, self.data(name), tick)
+        hide = Hide(self.target, noise.share, noise.whole_word)
+        return Masking(
+            stream, self.target, hide, s.context_length, budget, s.seed, noise.next_sentence, lines.documents, shuffle
+        )

@@ -1,4 +1,4 @@
-"""A text that goes on from batch to batch: a decoder that remembers."""
+"""Go on with a text by a decoder that remembers: it learns from a text that goes on from batch to batch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from regard.data import Corpus, Lines, prepare_text
 from regard.data.streams import Streams, in_order
 from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.segments import Segments, enough
-from regard.run import Run
-from regard.train.dev import Dev
 
+from .dev import Dev
+from .run import Run
 from .task import DEV_TOKENS, Say, Tick
 from .text import Text
 
 
 class SegmentedText(Text):
+    learns = "segments"
+
     def fit(self, model: Model) -> None:
         enough(model)
 

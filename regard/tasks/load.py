@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regard.core import Model, UserError
+from regard.core import UserError
 from regard.core.parts import takes
 from regard.decode import Ensemble
-from regard.errors import nearest, short, shown
+from regard.errors import short
 from regard.kernels.int8 import quantise
-from regard.run import Run
 from regard.runs.folder import read
 
-if TYPE_CHECKING:
-    from regard.use.nodes import NodeLabeller
-    from regard.use.reader import Reader
+from . import predictor_for
+from .nodes import NodeLabeller
+from .reader import Reader
+from .run import Run
 
 
 def load(
@@ -67,33 +66,3 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
     if predictor is Run:
         return Run(model, source, target, folder, stored.documents, note, stored.foreign)
     return predictor(model, source, target, folder, note)
-
-
-# What a model has learned, and where it matters what it reads -> module and class in regard/use that answers with it;
-# else it is a Run.
-FACES = {
-    "classify": "label.Labeller",
-    "classify images": "images.ImageLabeller",
-    "contrastive": "towers.Pairer",
-    "match": "match.Matcher",
-    "tag": "tag.Tagger",
-    "embed": "embed.Embedder",
-    "masked": "fill.Filler",
-    "nodes": "nodes.NodeLabeller",
-    "permuted": "onward.Onward",
-    "span_corruption": "spans.SpanFiller",
-    "transcribe": "transcribe.Transcriber",
-}
-WRITERS = ("next_token", "segments")  # what a Run has learned
-
-
-def predictor_for(model: Model) -> Any:
-    """The class that answers with such a model."""
-    objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
-    known = {predictor.split()[0] for predictor in FACES} | set(WRITERS)
-    if not isinstance(objective, str) or objective not in known:
-        near = nearest(str(objective), known)
-        raise UserError(f"recipe.toml: objective.part is {shown(objective)}, which is unknown{near}")
-    reads = getattr(getattr(model, "embed", None), "reads", "text")
-    module, _, predictor = (FACES.get(f"{objective} {reads}") or FACES.get(objective, "")).partition(".")
-    return getattr(import_module(f"regard.use.{module}"), predictor) if predictor else Run

@@ -1,25 +1,28 @@
-"""A trained model that tags words: names, parts of speech, slots.
+"""Tag words: an encoder learns from sentences whose words have a tag each: names, parts of speech, slots.
 
 regard.load("runs/x").predict(["EU rejects German call"])[0][0].text     # EU/B-ORG rejects/O German/B-MISC call/O
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from regard.data.batches import FIRST_LABEL, IGNORE, Batches
+from regard.core import Model
+from regard.data import Batches, Corpus, Lines, Sequences
+from regard.data.batches import FIRST_LABEL, IGNORE
 from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
 from regard.decode import DecodeConfig
 from regard.metrics import spans
 from regard.parts.objectives.nodes import Nodes
 from regard.parts.objectives.objective import Objective
-from regard.run import LONGEST, Prediction
 
+from .classify import Labels
 from .reader import Reader, shortened, too_long
+from .run import LONGEST, Prediction
 
 NONE = "?"  # the tag of a word that was not read
 
@@ -84,3 +87,30 @@ class Tagger(Reader):
             text = " ".join(f"{word}{BETWEEN}{tag}" for word, tag in zip(row.words, tags, strict=True))
             log = sum(logs[first] for first in read)
             yield [Prediction(text, log, log, tags, True)]
+
+
+class Tags(Labels):
+    learns = "tag"
+    predictor = Tagger
+    reads = "tags"
+    answered = ("tag_accuracy", "span_f1")
+    always = ("tag_accuracy",)
+
+    def check_header(self, corpus: Corpus) -> None:
+        """A word a line has no header, and whole sentences have as many tags as words."""
+
+    def check_labels(self, corpus: Corpus) -> None:
+        """Tags are of words, which are many."""
+
+    def labels(self, lines: Lines) -> Iterable[str]:
+        return {tag for _, tags in lines for tag in tags.split(" ")}
+
+    def objective(self) -> Objective:
+        return Nodes(self.settings.label_smoothing)
+
+    def coder(self, model: Model) -> TagCoder:
+        return TagCoder(self.source, self.target)
+
+    def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
+        s = self.settings
+        return Tagged(data, budget, s.seed, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]

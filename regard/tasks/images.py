@@ -1,4 +1,4 @@
-"""A trained model that says what a picture shows.
+"""Label pictures: an encoder of patches learns from pictures with a label each, and says what a picture shows.
 
 regard.load("runs/x").predict(["cat.png"])[0][0].text
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,19 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Context, Model, UserError
+from regard.data import Tokenizer, once
 from regard.data.batches import Batch
 from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
-from regard.data.pictures import Shown, open_part, open_pictures
+from regard.data.pictures import Pictures, Seen, Shown, open_part, open_pictures, prepare_pictures
 from regard.decode import DecodeConfig
 from regard.files.reading import read_json
-from regard.run import Prediction
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
 from regard.runs.folder import about
 
 from .reader import ranked
+from .run import Prediction
+from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 
 TOGETHER = 16  # pictures that are worked on side by side
 PREPROCESSOR = Path("origin") / "preprocessor_config.json"  # in a run folder that came from elsewhere
@@ -191,3 +196,69 @@ def measured(model: Model, batches: Iterable[Batch], device: torch.device | str)
         right += int((scores.argmax(-1) == batch.targets).sum())
         count += len(batch.targets)
     return {"loss": loss / count, "accuracy": 100 * right / count}
+
+
+class Images(Task):
+    learns = "classify"
+    inputs = "images"
+    predictor = ImageLabeller
+    reads = "images"
+    forced = ("loss", "accuracy")
+    decisive = "accuracy"
+    files = "images"
+
+    @property
+    def tokenizers(self) -> list[Tokenizer]:
+        return []
+
+    def open(self, tick: Callable[[int], None]) -> Any:
+        job = self.job
+        for name in ("source", "target", "columns", "header", "tokenizer"):
+            if getattr(job, name) is not None:
+                raise UserError(f"pictures have their label from their folder, so there is no {name} to give")
+        if job.data is None:
+            raise UserError("which pictures? Give data=, a folder with a folder for each class, or an .npz file")
+        self.pictures = open_pictures(job.data, job.dev, job.test, self.settings.seed)
+        self.labels = self.pictures.labels
+        return self.pictures
+
+    def learn(self, corpus: Any, tick: Tick) -> None:
+        """Pictures have no tokens."""
+
+    def complete(self, recipe: dict[str, Any]) -> None:
+        recipe.setdefault("vocab", 1)
+        head = recipe["model"].get("head", "classify")
+        recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": len(self.labels)}
+
+    def fit(self, model: Model) -> None:
+        self.lens: Lens = usual(model.embed.sides, model.embed.channels)  # type: ignore[union-attr]
+
+    def about(self) -> dict[str, Any]:
+        return {"labels": self.labels, "images": self.lens.table()}
+
+    def objective(self) -> Objective:
+        return Classify(self.settings.label_smoothing)
+
+    def batches(self, model: Model, corpus: Pictures, say: Say, tick: Tick) -> Any:
+        s = self.settings
+        rows = s.batch_size or s.batch_tokens // model.embed.count  # type: ignore[operator]
+        return Seen(self._prepared(corpus.train, "train.images", say, tick), self.lens, rows, s.seed)
+
+    def dev(self, model: Model, lines: Any) -> Any:
+        rows = self._prepared(lines, "dev.images", silent, unseen)
+        seen = Seen(rows, self.lens, DEV_TOKENS // model.embed.count, 0, shuffle=False)  # type: ignore[operator]
+        return lambda model: measured(model, once(seen), next(model.parameters()).device)  # type: ignore[arg-type]
+
+    def _prepared(self, shown: Shown, name: str, say: Say, tick: Tick) -> Any:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        for label in shown.answers:
+            if label not in numbers:
+                raise UserError(f"{shown.name}: the class '{label}' stands nowhere in the training data")
+        answers, skip = (numbers[label] for label in shown.answers), self.job.bad_lines == "skip"
+        rows, lost = prepare_pictures(shown, answers, self.lens, self.data(name), skip, partial(tick, "preparing"))
+        if lost:
+            say(f"{shown.name}: {lost:,} pictures cannot be read and are left out")
+        return rows
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
+        return ImageLabeller(model, folder, lens=self.lens, labels=self.labels)

@@ -13,11 +13,12 @@ from regard.data import Batches, Corpus, Lines, Sequences, Tokenizer, open_corpu
 from regard.data.prepare import Coder
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
-from regard.run import Run
 from regard.runs.job import Job
 from regard.runs.settings import Settings
-from regard.train.dev import FORCED, Dev
-from regard.use.reader import Reader
+
+from .dev import FORCED, Dev
+from .reader import Reader
+from .run import Run
 
 DEV_TOKENS = 8192  # of a dev batch
 
@@ -34,7 +35,14 @@ def unseen(what: str, done: int) -> None:
 
 
 class Task:
-    """reads:   what a record of the corpus is, for open_corpus.
+    """A job that a model is trained for and then does. A subclass that names what it `learns` is found by that.
+
+    learns:     the objective.part of the recipes that it is for.
+    kind:       the kind of model that it is for; empty: any.
+    inputs:     what the embed of the model reads, where that decides: images; empty: anything.
+    trains:     whether there is a way to train it here; else its models come from elsewhere.
+    predictor:  the class that answers with a trained model.
+    reads:      what a record of the corpus is, for open_corpus.
     forced:     metrics that are always measured.
     answered:   metrics of the model's own answers, which can be asked for.
     decisive:   the metric that tells which model is the best, where nothing is said; always measured.
@@ -43,6 +51,11 @@ class Task:
     texts:      the columns of a record that a tokenizer is learned from; none: all.
     """
 
+    learns: ClassVar[str]
+    kind: ClassVar[str] = ""
+    inputs: ClassVar[str] = ""
+    trains: ClassVar[bool] = True
+    predictor: ClassVar[Any] = Run
     reads: ClassVar[str] = "pairs"
     forced: ClassVar[tuple[str, ...]] = FORCED
     answered: ClassVar[tuple[str, ...]] = ()
@@ -118,8 +131,10 @@ class Task:
         raise NotImplementedError
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Run | Reader:
-        """The model, ready to be used."""
-        return Run(model, self.source, self.target, folder, documents)
+        """Return the model, ready to be used."""
+        if self.predictor is Run:
+            return Run(model, self.source, self.target, folder, documents)
+        return self.predictor(model, self.source, self.target, folder)
 
     def data(self, name: str) -> Path:
         return Path(self.job.run) / "data" / name

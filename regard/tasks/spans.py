@@ -1,4 +1,5 @@
-"""A trained model that says what was cut out of a text, and answers other texts as it was taught to.
+"""Say what was cut out of a text: an encoder-decoder learns from texts with stretches cut out, and answers other texts
+as it was taught to.
 
 regard.load("runs/x").predict(["thank you <extra_id_0> me to your party <extra_id_1> week"])[0][0].text
 """
@@ -17,17 +18,28 @@ import torch
 
 from regard import metrics as measures
 from regard.core import Model, UserError
+from regard.core.parts import fit
+from regard.data import Batches, Corpus, Lines, Tokenizer, prepare_text
 from regard.data.masks import reading_masks
-from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.next_token import NextToken
-from regard.parts.objectives.span_corruption import NAME, Corrupter, Noise, in_order, sentinels_of
-from regard.run import Coded, Run
+from regard.parts.objectives.span_corruption import (
+    NAME,
+    Corrupted,
+    Corrupter,
+    Noise,
+    in_order,
+    sentinels_of,
+    with_sentinels,
+)
 from regard.runs.folder import about
 from regard.runs.settings import Settings
-from regard.train.dev import FORCED, Dev
 
+from .dev import FORCED, Dev
 from .reader import BUDGET
+from .run import Coded, Run
+from .task import DEV_TOKENS, Say, Tick
+from .text import Text
 
 
 class SpanFiller(Run):
@@ -97,3 +109,51 @@ class SpanFiller(Run):
 
 def _holed(text: str) -> bool:
     return NAME.partition("{")[0] in text
+
+
+class Spans(Text):
+    learns = "span_corruption"
+    kind = "encoder-decoder"
+    predictor = SpanFiller
+    usual = "bpe"
+
+    def ask(self, names: Sequence[str]) -> None:
+        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        super().ask(names)
+
+    def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
+        return with_sentinels(super().tokenizer(corpus, kind, tick, *columns), self.noise.sentinels)
+
+    def fit(self, model: Model) -> None:
+        context = self.settings.context_length
+        if context < 2:
+            raise UserError(f"train.context_length must be at least 2, so that something is left, not {context}")
+        gone, spans = self.noise.counts(context)
+        sides = (("source", context - gone + spans + 1, model.source_limit), ("target", gone + spans + 1, model.limit))
+        for side, length, known in sides:
+            if known is not None and length > known:
+                raise UserError(
+                    f"train.context_length of {context} makes a {side} of {length} tokens, and the positions of this "
+                    f"model reach only {known}"
+                )
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        s = self.settings
+        stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
+        return Corrupted(
+            stream,
+            s.context_length,
+            s.batch_size or max(s.batch_tokens // s.context_length, 1),
+            s.seed,
+            self._corrupter(),
+        )
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        context, text = self.settings.context_length, prepare_text(lines, self.target, self.data("dev.ids"))
+        if len(text) < 2:
+            raise UserError(f"there is nothing to cut out of {lines.name}: it has but one token")
+        make = partial(in_order, text, context, max(DEV_TOKENS // context, 1), self._corrupter())
+        return Dev(self.objective(), make, self.run)
+
+    def _corrupter(self) -> Corrupter:
+        return Corrupter(self.noise, self.target, self.settings.context_length)

@@ -1,5 +1,5 @@
-"""A model that predicts tokens in any order, made to go on with a text: all that is there is told, and the next place
-is asked about, again and again.
+"""Go on with a text by a model that predicts tokens in any order: all that is there is told, and the next place is
+asked about, again and again. An encoder learns from a text whose tokens are told in random orders.
 
 regard.load("runs/xlnet").predict(["once upon a time"])[0][0].text
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +20,21 @@ from torch import Tensor, nn
 from regard import metrics as measures
 from regard.core import Context, Memory, Model, UserError
 from regard.core.parts import fit
-from regard.data.batches import once
+from regard.data import Corpus, Lines, once, prepare_text
 from regard.data.orders import Orders
 from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
+from regard.decode import DecodeConfig
 from regard.kernels.cache import write
-from regard.parts.objectives.permuted import Orderly, ask, begin, measured
-from regard.run import DecodeConfig, Run
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.permuted import Orderly, Permuted, ask, begin, fits, measured
 from regard.runs.folder import about
 from regard.runs.settings import Settings
-from regard.train.dev import FORCED
+
+from .dev import FORCED, Dev
+from .run import Run
+from .task import Say, Tick
+from .text import Text
 
 BUDGET = 8192  # tokens of a batch
 
@@ -109,3 +115,31 @@ def in_orders(text: np.ndarray, context: int, orderly: Orderly) -> Orders:
     context = min(context, len(text) - 1)
     rows = max(1, min(BUDGET // context, len(text) // (4 * context)))
     return Orders(Streams(text, context, rows, 0), orderly.every, 0)
+
+
+class PermutedText(Text):
+    learns = "permuted"
+    kind = "encoder"
+    predictor = Onward
+
+    def ask(self, names: Sequence[str]) -> None:
+        self.orderly = Orderly(**fit(Orderly, self.own, {}, "objective"))
+        super().ask(names)
+
+    def fit(self, model: Model) -> None:
+        super().fit(model)
+        fits(model)
+
+    def objective(self) -> Objective:
+        return Permuted(self.settings.label_smoothing)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
+        s = self.settings
+        text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
+        streams = Streams(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
+        return Orders(streams, self.orderly.every, s.seed)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        text = prepare_text(lines, self.target, self.data("dev.ids"))
+        orders = in_orders(text, self.settings.context_length, self.orderly)
+        return Dev(self.objective(), lambda: once(orders), self.run)  # type: ignore[arg-type]

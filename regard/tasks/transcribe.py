@@ -1,4 +1,5 @@
-"""A trained model that writes down what is said, through a recording of any length, as Whisper does.
+"""Transcribe recordings of any length, as Whisper does. An encoder of frames and a decoder learn from recordings with a
+text each.
 
 A window is heard at a time. It is answered greedily or by beam search; where the answer repeats itself or is unlikely,
 it is drawn anew, at a higher temperature each time. Where times are told, the next window begins at the last of them.
@@ -15,6 +16,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,16 +27,19 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Memory, Model, UserError, select
-from regard.data import Lines
-from regard.data.mel import HOP, log_mel
-from regard.data.recordings import asked, root_of
+from regard.data import Corpus, Lines, once
+from regard.data.mel import HOP, RATE, log_mel
+from regard.data.recordings import Recorded, asked, prepare_sounds, root_of
 from regard.data.sound import read_sound
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Request, search
 from regard.parts.objectives.next_token import NextToken
+from regard.runs.checkpoint import put
 
+from .dev import Dev, gather
 from .reader import Reader
-from .speech import Speech
+from .speech import TOLD, Speech
+from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 
 TOGETHER = 8  # recordings that are worked on side by side
 SECONDS = 0.01  # of a frame; times are told in steps of two frames
@@ -297,3 +302,56 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(100 * seconds), 6000)
     hours, minutes = divmod(minutes, 60)
     return f"{f'{hours}:' if hours else ''}{minutes:02d}:{rest / 100:05.2f}"
+
+
+class Sounds(Task):
+    """The recipe's [objective] may say what language is spoken and which task it is, for a model that is told so."""
+
+    learns = "transcribe"
+    kind = "encoder-decoder"
+    predictor = Transcriber
+    answered = measures.OF_TEXTS
+    files = "sounds"
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        self.source = self.target = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, 1)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
+        told = Path(self.job.origin or "", TOLD)
+        if self.job.origin and told.is_file():  # what it was told about its tokens is still true
+            kept = Path(self.job.run, TOLD)
+            kept.parent.mkdir(exist_ok=True)
+            put(kept, told.read_text(encoding="utf-8"))
+        return self._prepared(model, corpus.train, "train.sounds", self.settings.batch_tokens, say, tick)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        budget = max(self.settings.batch_tokens, DEV_TOKENS)
+        batches = self._prepared(model, lines, "dev.sounds", budget, silent, unseen, shuffle=False)
+        files, texts = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
+        files = [str(root_of(lines) / file) for file in files]
+        return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, files, texts)  # type: ignore[arg-type]
+
+    def _prepared(
+        self, model: Model, lines: Lines, name: str, budget: int, say: Say, tick: Tick, shuffle: bool = True
+    ) -> Recorded:
+        run, s = self.run(model, None, False), self.settings
+        limits = run.window * HOP, (model.limit or s.batch_tokens) - len(run.opening) + 1
+        skip = self.job.bad_lines == "skip"
+        data = prepare_sounds(lines, self.target, self.data(name), limits, skip, partial(tick, "preparing"))
+        if data.left_out:
+            say(
+                f"{lines.name}: {data.left_out:,} recordings are left out, for they are longer than the "
+                f"{limits[0] / RATE:g} s that the model hears (model.encoder.embed.length), their texts than "
+                f"{limits[1]} tokens, or they cannot be read"
+            )
+        count = s.batch_size or budget * 2 // run.window
+        return Recorded(data, count, s.seed, (run.window, run.bands), run.opening, self.target.pad, shuffle)
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Transcriber:
+        made = Transcriber(model, self.source, self.target, folder)
+        if folder is None and self.job.origin:
+            made.listen_as(Path(self.job.origin))
+        for name in ("language", "task"):
+            if name in self.own:
+                setattr(made, name, self.own[name])
+        return made

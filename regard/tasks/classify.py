@@ -1,27 +1,61 @@
-"""Texts with a label each: an encoder, or a decoder that is asked at the end of a text."""
+"""Label texts: an encoder, or a decoder that is asked at the end of a text, learns from texts with a label each:
+sentiment, topic, intent.
+
+regard.load("runs/x").predict(["what a film"])[0][0].text
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
+import torch
 
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Labelled, Lines, Sequences, Tokenizer, once
+from regard.data.batches import FIRST_LABEL
 from regard.data.columns import ASK, listed, may_be_header
 from regard.data.matched import number
+from regard.decode import DecodeConfig
 from regard.errors import short
-from regard.evaluate import gather
 from regard.parts.objectives.classify import Classify
 from regard.parts.objectives.objective import Objective
-from regard.train.dev import Dev
-from regard.use.label import Labeller
-from regard.use.reader import Reader
 
+from .dev import Dev, gather
+from .reader import Reader, ranked
+from .run import Prediction
 from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 
 FEW = 10  # examples, of which nothing can be told about their labels
+
+
+class Labeller(Reader):
+    """target: the tokenizer of the labels."""
+
+    metrics = ("loss", "accuracy", "f1")
+
+    def objective(self) -> Objective:
+        return Classify()
+
+    def labels(self, row: Sequence[str]) -> list[str]:
+        return [row[-1].strip()]
+
+    def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
+        texts, labels = zip(*rows, strict=True)
+        numbers = [np.array([number + FIRST_LABEL]) for number in self.target.numbers(labels)]
+        return list(zip(map(np.array, self.source.frame(texts)), numbers, strict=True))
+
+    def batches(self, data: Sequence, budget: int) -> Batches:
+        return Labelled(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+        """The `config.num_return` most probable labels of each text."""
+        for found in ranked(self.model(*self.padded(rows)), config.num_return):
+            names = self.target.tokens(label + FIRST_LABEL for label, _ in found)
+            yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]
 
 
 class Labels(Task):
@@ -31,6 +65,8 @@ class Labels(Task):
     doubt:  what should be told about the labels before anything is learned; empty: nothing.
     """
 
+    learns = "classify"
+    predictor = Labeller
     forced = ("loss",)
     answered: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
     always: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -151,6 +187,3 @@ class Labels(Task):
         data = self.prepare(model, lines, "dev.arrow", silent, unseen)
         batches = self.sized(data, max(self.settings.batch_tokens, DEV_TOKENS), shuffle=False)
         return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *gather(lines, False))
-
-    def run(self, model: Model, folder: Path | None, documents: bool) -> Reader:
-        return Labeller(model, self.source, self.target, folder)

@@ -23,9 +23,10 @@ from regard.core import Context, UserError
 from regard.core.head import check_pool, pool
 from regard.decode import DecodeConfig, Ensemble
 from regard.errors import short
-from regard.run import AHEAD
 
 from .reader import Reader, together
+from .run import AHEAD
+from .task import Task
 
 KINDS = ("encoder", "encoder-decoder")
 
@@ -183,3 +184,11 @@ class Embedder(Reader):
         except OSError as error:
             part.unlink(missing_ok=True)
             raise UserError(f"{short(path)} cannot be written: {error.strerror}") from None
+
+
+class Embeddings(Task):
+    """Such models come from elsewhere."""
+
+    learns = "embed"
+    trains = False
+    predictor = Embedder

@@ -15,7 +15,8 @@ from regard.data.batches import Batches, pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.objective import Objective
-from regard.run import AHEAD, LONGEST, Prediction
+
+from .run import AHEAD, LONGEST, Prediction
 
 BUDGET = 512  # positions that are worked on side by side by a CPU: no more than stay near it
 DEVICE_BUDGET = 8192  # by anything else
@@ -79,7 +80,7 @@ class Reader:
         return self.model.limit
 
     def embed(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> Tensor:
-        """(texts, width) a vector for each: see regard.use.embed."""
+        """(texts, width) a vector for each: see tasks/embed.py."""
         from .embed import Embedder
 
         return Embedder.of(self).embed(texts, pool, normalize)

@@ -30,8 +30,6 @@ from regard.decode.workers import at_once
 from regard.machine import forks, is_tuned
 from regard.metrics import BITS
 
-__all__ = ["Alignment", "DecodeConfig", "Prediction", "Run"]
-
 AHEAD = 4096  # texts that are sorted by length together
 ALONE = 64  # rows, beams counted, that are enough for a thread of their own
 SIDE_BY_SIDE = 640  # rows of a batch; more gains nothing
@@ -108,7 +106,7 @@ class Run:
     @draft_model.setter
     def draft_model(self, run: Run | str | Path | None) -> None:
         if isinstance(run, str | Path):
-            from regard.use.load import load
+            from .load import load
 
             run = load(run, str(self.device))  # type: ignore[assignment]
         if run is not None and not (isinstance(run, Run) and run.target.hash() == self.target.hash()):
@@ -226,8 +224,8 @@ class Run:
             yield rest
 
     def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
-        """(texts, width) a vector for each, of an encoder: see regard.use.embed."""
-        from regard.use.embed import Embedder
+        """(texts, width) a vector for each, of an encoder: see tasks/embed.py."""
+        from .embed import Embedder
 
         return Embedder.of(self).embed(texts, pool, unit)
 

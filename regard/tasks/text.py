@@ -1,4 +1,4 @@
-"""A text that goes on: a decoder."""
+"""Go on with a text: a decoder learns from running text or from separate ones, to predict every next token."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from functools import partial
 
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Windows, prepare_text
-from regard.run import Run
-from regard.train.dev import Dev, windows
 
+from .dev import Dev, windows
+from .run import Run
 from .task import DEV_TOKENS, Say, Task, Tick
 
 
 class Text(Task):
+    learns = "next_token"
+    kind = "decoder"
     reads = "text"
     files = "ids"
     usual = "characters"
