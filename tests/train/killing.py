@@ -30,7 +30,7 @@ WRITING = str(Path(runs.__file__).parent / "checkpoint.py")
 
 
 def attempt(job, pipe, line):
-    """line: (file, count): die when so many lines of files whose path begins so (or in one of several ways) were executed."""
+    """line: (paths, count): die when so many lines of files whose path begins so were executed."""
     torch.manual_seed(random.SystemRandom().randrange(10**9))  # what a new process happens to have
     if line:
         left = line[1]

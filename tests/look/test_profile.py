@@ -8,7 +8,7 @@ import torch
 from regard.cli import main
 from regard.core import build
 from regard.files import recipe as recipes
-from regard.profile import REST, Labels, decoding, training
+from regard.look.profile import REST, Labels, decoding, training
 
 SMALL = ["model.width=24", "model.heads=2", "model.depth=2"]
 
