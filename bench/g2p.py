@@ -23,8 +23,8 @@ from types import SimpleNamespace
 import results
 import runs
 from regard.demo import FULL
-from regard.evaluate import gather
 from regard.metrics import measure
+from regard.tasks.dev import gather
 
 SEARCH = ("--beam", "5", "--length-penalty", "1.2", "--early-stopping", "never")  # chosen on dev
 AGAIN = {"train.lr": 0.003, "train.warmup": 100}  # of those that begin with another's weights

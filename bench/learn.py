@@ -22,10 +22,10 @@ import g2p
 import results
 import runs
 import shakespeare
+from regard.decode import DecodeConfig
 from regard.files import recipe as recipes
-from regard.folder import load
 from regard.machine import tune
-from regard.run import DecodeConfig
+from regard.tasks.load import load
 
 TRAIN = {
     "train.optimizer": "adamw",

@@ -57,7 +57,8 @@ def work(folder: Path, size: int, budget: int, minutes: float) -> None:
     """Tells, as JSON, seconds and the peak after preparing and after training."""
     held = Held()
     from regard.machine import tune
-    from regard.train.job import Job, start
+    from regard.runs.job import Job
+    from regard.train.job import start
 
     tune()
 

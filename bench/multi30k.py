@@ -20,9 +20,9 @@ from sacremoses import MosesDetokenizer
 import results
 import runs
 from regard import load
+from regard.decode import DecodeConfig
 from regard.machine import tune
 from regard.metrics import whole
-from regard.run import DecodeConfig
 
 SETTINGS = {  # their two devices with 4,096 tokens each are one batch of twice as many here
     "train.batch_tokens": 8192,

@@ -18,8 +18,9 @@ import multi30k
 import results
 import runs
 from regard import load
+from regard.decode import DecodeConfig
 from regard.machine import tune
-from regard.run import DecodeConfig, Run
+from regard.tasks.run import Run
 
 COUNTS = (500, 1000, 2000, 4000, 8000)
 

@@ -25,12 +25,12 @@ import runs
 from race import Contender, race, ratios, speeds
 from regard import build, restore
 from regard.convert import convert
-from regard.core.recipe import save_beside
 from regard.export import export
 from regard.files import recipe as recipes
-from regard.folder import load
 from regard.machine import tune
 from regard.metrics import whole
+from regard.runs.folder import save_beside
+from regard.tasks.load import load
 
 
 def sources(run: Path, count: int) -> dict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .core import UserError, add_folder, build, restore, save, select, watch
-    from .run import Run
+    from .tasks.run import Run
 
 __all__ = ["UserError", "add_folder", "build", "load", "restore", "save", "select", "watch"]
 __version__ = "0.1.0"
@@ -28,6 +28,6 @@ def __getattr__(name: str) -> Any:
 def load(folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False) -> Run:
     """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. Several folders: their
     models answer together. int8: with weights of eight bits, which decode faster on a CPU."""
-    from .folder import load  # brings tokenizers and much else along
+    from .tasks.load import load  # brings tokenizers and much else along
 
     return load(folder, device, int8)

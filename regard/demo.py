@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from regard.core import UserError
 from regard.data import Lines
-from regard.evaluate import evaluate, gather
-from regard.run import DecodeConfig, Prediction, Run
-from regard.train.job import Job
+from regard.decode import DecodeConfig
+from regard.evaluate import evaluate
+from regard.runs.job import Job
+from regard.tasks.dev import gather
+from regard.tasks.run import Prediction, Run
 
 WORDS = (
     "attention", "queue", "thorough", "regardful",

@@ -22,15 +22,16 @@ from regard.data import KINDS
 from regard.data.batches import Batch, Batches, Bucketed, once
 from regard.data.columns import listed
 from regard.data.streams import in_order
+from regard.decode import DecodeConfig
 from regard.errors import shown
-from regard.run import DecodeConfig, Run
-from regard.train.dev import FORCED, windows
-from regard.train.learner import Objective
-from regard.train.objectives.next_token import NextToken
-from regard.train.objectives.segments import Segments, remembering
-from regard.train.settings import Settings
-from regard.use.nodes import NodeLabeller
-from regard.use.reader import Reader
+from regard.parts.objectives.next_token import NextToken
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.segments import Segments, remembering
+from regard.runs.settings import Settings
+from regard.tasks.dev import FORCED, gather, windows
+from regard.tasks.nodes import NodeLabeller
+from regard.tasks.reader import Reader
+from regard.tasks.run import Run
 
 BUDGET = 8192  # tokens of a batch
 AT_ONCE = 1024  # texts that are compared with their tokens together
@@ -161,22 +162,6 @@ def _lost(run: Run, rows: Sequence[Row], documents: bool) -> tuple[str, str] | N
             if back != text and not (run.ends(documents) and text in (f"{back}\n", f"{back}\r\n")):
                 return text, back
     return None
-
-
-def gather(lines: Iterable[Row], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:
-    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
-    all over the lines, which may be sorted; 0: all."""
-    targets: dict[str | int, list[str]] = {}
-    sources: dict[str | int, str] = {}
-    for number, (*texts, target) in enumerate(lines):
-        source: Any = texts[0] if len(texts) == 1 else tuple(texts)
-        key = source if any_reference else number
-        sources[key] = source
-        targets.setdefault(key, []).append(target)
-    count = len(sources)
-    chosen = range(count) if not most or most >= count else [i * count // most for i in range(most)]
-    left, right = list(sources.values()), list(targets.values())
-    return [left[i] for i in chosen], [right[i] for i in chosen]
 
 
 @torch.no_grad()

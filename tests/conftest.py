@@ -2,14 +2,20 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # those who wait for others leave the cores to them
 
+import random
+
 import pytest
 import torch
 
 from regard.machine import tune
 from regard.native import build
+from regard.runs.job import Job
 
 tune()  # as the command line does; test_guest.py tests what is without
 torch.set_num_threads(1)  # two workers share two cores
+
+TINY = ["model.width=8", "model.depth=1", "model.heads=2", "model.tie=target", "model.dropout=0.2"]
+TINY += [f"model.{side}.layer.0.feedforward.hidden=12" for side in ("encoder", "decoder")]
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +31,27 @@ def threads(request, monkeypatch):
     monkeypatch.setattr(build, "SMALL", 1)  # all work is for all cores
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A file of words of seven letters at most, each with its spelling in capitals: something tiny to learn."""
+    rng = random.Random(0)
+    words = sorted({"".join(rng.choices("abcdefg", k=rng.randint(1, 7))) for _ in range(130)})
+    path = tmp_path / "words.tsv"
+    path.write_text("source\ttarget\n" + "".join(f"{w}\t{' '.join(w.upper())}\n" for w in words))
+    return path
+
+
+@pytest.fixture
+def job(pairs, tmp_path):
+    """A job over these pairs; settings of [train] by name."""
+
+    def make(run="run", job=None, **train):
+        settings = {"steps": 12, "batch_tokens": 80, "warmup": 1, "lr": 0.01, **train}
+        overrides = [*TINY, *(f"train.{key}={value}" for key, value in settings.items())]
+        given = {"data": str(pairs), "dev": "0.2", "test": "0", "tokenizer": "characters,pretokenised"}
+        given |= {"recipe": "transformer", "size": "tiny", "overrides": overrides, "run": str(tmp_path / run)}
+        return Job(**(given | (job or {})), as_published=True)
+
+    return make

@@ -90,7 +90,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
     assert main(given) == 0
     usual = lines(capsys)
     used = []
-    monkeypatch.setattr("regard.run.ALONE", 2)
+    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
     monkeypatch.setattr("regard.machine.Fork.send", _counted(used))
     try:
         assert main([*given, "--threads", str(many)]) == 0
@@ -189,7 +189,7 @@ def test_options_that_mean_nothing(which, given, told, tmp_path, capsys, request
 
 def test_a_single_prompt_is_streamed_to_a_terminal(writer, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: seen.append(text) or iter(["!"]))
+    monkeypatch.setattr(regard.tasks.run.Run, "stream", lambda self, text, config: seen.append(text) or iter(["!"]))
     path = tmp_path / "prompts.txt"
     for text, wanted in (("the cat\n", ["the cat"]), ("the cat\na dog\n", []), ("", [])):
         path.write_text(text)
@@ -214,7 +214,9 @@ def test_prompts_that_are_typed_are_streamed_one_by_one(writer, monkeypatch):
             return True
 
     out, told = Terminal(), []
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: told.append(text) or iter(["a", "b"]))
+    monkeypatch.setattr(
+        regard.tasks.run.Run, "stream", lambda self, text, config: told.append(text) or iter(["a", "b"])
+    )
     monkeypatch.setattr(sys, "stdin", Typed(io.BytesIO(b"the cat\na dog\n")))
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["predict", writer]) == 0
@@ -223,7 +225,7 @@ def test_prompts_that_are_typed_are_streamed_one_by_one(writer, monkeypatch):
 
 
 def test_nothing_is_streamed_into_a_file(writer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(regard.run.Run, "stream", lambda self, text, config: pytest.fail("streamed"))
+    monkeypatch.setattr(regard.tasks.run.Run, "stream", lambda self, text, config: pytest.fail("streamed"))
     path = tmp_path / "prompt.txt"
     path.write_text("the cat\n")
     assert main(["predict", writer, str(path), "--max-new-tokens", "2"]) == 0
@@ -258,7 +260,7 @@ class Face:
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.folder.load", lambda run, device, int8: Face())
+    monkeypatch.setattr("regard.tasks.load.load", lambda run, device, int8: Face())
     paths = [tmp_path / name for name in ("a.png", "b.png")]
     for path in paths:
         path.write_text(path.stem)

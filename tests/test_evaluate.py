@@ -10,8 +10,9 @@ import regard
 from regard.core import UserError
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.evaluate import evaluate, gather
-from regard.run import Run
+from regard.evaluate import evaluate
+from regard.tasks.dev import gather
+from regard.tasks.run import Run
 
 ROWS = [("one two", "two one"), ("three", "three"), ("one", "uno"), ("one", "one"), ("two three one", "one three two")]
 TEXT = [("one two three\n",), ("two\n",), ("three three one two one two\n",)]

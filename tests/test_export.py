@@ -10,16 +10,18 @@ import torch
 
 from regard.cli import main
 from regard.core import build
-from regard.core.position import constant
 from regard.data import Tokenizer
+from regard.decode import DecodeConfig
 from regard.export import export, onnx
 from regard.export.onnx_graph import compare
-from regard.folder import load
+from regard.ops.rotary import constant
 from regard.pattern import analysis as pattern
-from regard.run import DecodeConfig, Run
-from regard.train.job import Job, start
-from regard.use.embed import Embedder
-from regard.use.label import Labeller
+from regard.runs.job import Job
+from regard.tasks.classify import Labeller
+from regard.tasks.embed import Embedder
+from regard.tasks.load import load
+from regard.tasks.run import Run
+from regard.train.job import start
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:4] for c in WORDS[2:6]]

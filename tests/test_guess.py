@@ -5,9 +5,10 @@ import json
 import pytest
 
 from regard.cli import main
-from regard.folder import load
-from regard.run import DecodeConfig
-from regard.train.job import Job, start
+from regard.decode import DecodeConfig
+from regard.runs.job import Job
+from regard.tasks.load import load
+from regard.train.job import start
 
 TEXT = "".join(
     f"{a} says {b} and {a} says {b} again\n\n" for a in ("ann", "bob", "cid") for b in ("yes", "no", "maybe")

@@ -10,9 +10,10 @@ import regard
 from regard.cli import main
 from regard.core import Model, UserError
 from regard.decode import DecodeConfig
+from regard.runs.job import Job
+from regard.runs.settings import Settings
 from regard.synonyms import SYNONYMS
-from regard.train.job import Job, start
-from regard.train.settings import Settings
+from regard.train.job import start
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 

@@ -11,8 +11,9 @@ from regard.cli import main
 from regard.core import UserError
 from regard.decode import DecodeConfig, Request, search
 from regard.decode.shortlist import FILE, NONE, Fewer, Shortlist
-from regard.folder import load
-from regard.train.job import Job, start
+from regard.runs.job import Job
+from regard.tasks.load import load
+from regard.train.job import start
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [(f"{a} {b} {c}", f"{c.upper()} {b.upper()} {a.upper()}") for a in WORDS for b in WORDS[:4] for c in WORDS[2:7]]

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "weights.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = ["paris is the capital of france .", "a good bad film", "once upon time"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(word for text in TEXT for word in text.split())]
-ELSEWHERE = ("runs/vit", "runs/clip", "runs/whisper")  # tests/convert/test_images.py and tests/use/test_transcribe.py
+ELSEWHERE = ("runs/vit", "runs/clip", "runs/whisper")  # tests/convert/test_images.py and tests/tasks/test_transcribe.py
 BERT = {
     "vocab_size": len(WORDS), "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
     "intermediate_size": 40, "max_position_embeddings": 32,

@@ -16,11 +16,11 @@ import torch
 from regard import restore, save
 from regard.data.batches import IGNORE, Batch, Feed, forced
 from regard.machine import tune
+from regard.parts.objectives.masked import Masked
+from regard.parts.objectives.next_token import NextToken
+from regard.runs.settings import Settings
 from regard.train.learner import Learner
-from regard.train.objectives.masked import Masked
-from regard.train.objectives.next_token import NextToken
 from regard.train.schedule import factor
-from regard.train.settings import Settings
 from worker import Held, serve
 
 tune()

@@ -100,7 +100,7 @@ class Cells(nn.Module):
 
     def state(self) -> int:
         """Bytes of a row's state."""
-        size = self.dtype.itemsize
+        size = next(self.parameters()).element_size()
         return (2 if self.kind == "lstm" else 1) * self.layers * self.width * size
 
 

@@ -24,8 +24,8 @@ def demo(
 ) -> None:
     """Learn English spelling to pronunciation from the CMU dictionary, test it, and draw where it looked."""
     from regard import demo as shown
+    from regard.decode import DecodeConfig
     from regard.look.alignment import png
-    from regard.run import DecodeConfig
     from regard.train import job as jobs
 
     from .bar import Bar

@@ -120,7 +120,7 @@ def examples(
 ) -> Any:
     """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
     from regard.data import open_corpus
-    from regard.folder import about
+    from regard.runs.folder import about
 
     if part not in ("train", "dev", "test"):
         raise UserError(f"--part is train, dev or test, not '{part}'")
@@ -150,7 +150,7 @@ def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str |
     """The examples of a file with the columns of the run, if it has the same ones; else with the usual ones."""
     from regard.data.folder import exists, main_place
     from regard.data.layout import layout_in, matching
-    from regard.folder import about
+    from regard.runs.folder import about
 
     layout = layout_in(about(loaded.folder)) if loaded.folder else None
     if layout is None or not exists(Path(data)):

@@ -124,7 +124,7 @@ def predict(
     for file in files or []:
         if file != "-" and not Path(file).is_file():
             raise UserError(f"there is no file '{file}' to read from")
-    from regard.use.embed import Embedder
+    from regard.tasks.embed import Embedder
 
     loaded = opened(run, device, parts, int8, ensemble)
     of_vectors = {"pool": pool, "normalize": normalize, "similarity": similarity or None, "out": out}
@@ -164,7 +164,7 @@ def opened(
     run: Path, device: str, parts: list[Path] | None, int8: bool = False, ensemble: list[Path] | None = None
 ) -> Any:
     """What answers with a run, or with several together."""
-    from regard.folder import load
+    from regard.tasks.load import load
 
     add_parts(parts)
     loaded = load([run, *(ensemble or [])], device, int8)
@@ -198,7 +198,7 @@ def texts_of(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
     of any other file the lines."""
     from regard.data.layout import layout_in
     from regard.data.layout import texts_of as of_table
-    from regard.folder import about
+    from regard.runs.folder import about
 
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
     layout = layout_in(about(loaded.folder)) if loaded.folder else None

@@ -34,11 +34,10 @@ def profile(
     """Where the time and the memory of one training step and one decoding step go, by part."""
 
     from regard import build, restore
-    from regard import profile as measure
-    from regard.folder import must_have
     from regard.look import picture
-    from regard.look import profile as drawing
-    from regard.train.settings import Settings
+    from regard.look import profile as measure
+    from regard.runs.folder import must_have
+    from regard.runs.settings import Settings
 
     must_have(device)
     if png is not None:
@@ -57,7 +56,7 @@ def profile(
     if (decoding := measure.decoding(model, rows, length)) is not None:
         steps.append(("decoding step", decoding))
     if png is not None:
-        drawing.png([(f"{name}, {title}", step) for title, step in steps], png)
+        measure.png([(f"{name}, {title}", step) for title, step in steps], png)
     if as_json:
         return dump({title: asdict(step) for title, step in steps})
     console = Console()

@@ -63,7 +63,7 @@ def every() -> Iterator[Setting]:
     """All settings, in the order of the constructors."""
     from regard.core import Model, Stack
     from regard.decode import DecodeConfig
-    from regard.train.settings import Settings
+    from regard.runs.settings import Settings
 
     for section, kinds in (("model", (Model, Stack)), ("train", (Settings,)), ("decode", (DecodeConfig,))):
         arguments = inspect.signature(kinds[0]).parameters

@@ -25,9 +25,9 @@ from regard.errors import nearest, short
 from regard.files import recipe as recipes
 from regard.files.paths import copy_files, must_be_new
 from regard.files.reading import must_be
-from regard.folder import about, tokenizers
 from regard.memory import must_fit, stacks
-from regard.train.session import session
+from regard.runs.folder import about, tokenizers
+from regard.runs.session import session
 
 from .family import Config, Family, every_family, family_of
 from .folder import WHOLE, Folder, Known, Tensors

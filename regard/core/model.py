@@ -294,7 +294,7 @@ class Model(nn.Module):
             check_valid(valid, batch, time)
         context = Context.after(state.lengths, time, valid=valid, segments=segments)
         if time == 0:
-            return self.embed(tokens, context), context, state
+            return self.embed(tokens, context).new_zeros(batch, 0, self.stack.width), context, state
         if self.limit is not None and context.last >= self.limit:
             raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
         state = self._with_free_buffers(state)

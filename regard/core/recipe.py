@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from regard.errors import UserError, in_one_line, short
-from regard.files.paths import check_files, check_run_folder, copy_files
+from regard.files.paths import check_files
 from regard.files.recipe import Recipe, called, choose, load
 from regard.memory import Undrawn, in_bytes, model_bytes, must_fit
 from regard.schema import SIZES, fit, make
@@ -74,22 +73,6 @@ def save(model: Model, folder: str | Path) -> None:
     text.write_bytes(tomli_w.dumps(model.recipe).encode())  # type: ignore[arg-type]
     weights.replace(folder / "model.safetensors")
     text.replace(folder / "recipe.toml")
-
-
-def save_beside(model: Model, run: Path, out: Path) -> None:
-    """A model made of a run's: to be used as the run was, with its tokenizers and what is told about it."""
-    check_run_folder(run)
-    out.mkdir(parents=True, exist_ok=True)
-    for beside in run.glob("*.json"):
-        shutil.copy(beside, out)
-    keep_origin(run, out)
-    save(model, out)
-
-
-def keep_origin(run: Path, out: Path) -> None:
-    """What a model that came from elsewhere brought with it, for when it goes back."""
-    if (run / "origin").is_dir():
-        copy_files(run / "origin", out / "origin")
 
 
 def must_match(recipe: Path, weights: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
-from regard.pattern.algebra import Pattern
-from regard.pattern.analysis import blind
 from regard.schema import name_of, part, takes
 
 from .context import Collected, Context
@@ -194,23 +192,6 @@ class Stack(Steps):
                         "'causal &' to the pattern, or choose a mixer that streams",
                         where,
                     )
-
-    def must_see(self, lengths: Iterable[int]) -> None:
-        """Refuse, by name, a pattern that leaves a position of sequences of such lengths with nothing to see, before
-        one of them comes."""
-        for index, layer in enumerate(self._layers[: self.kinds]):
-            for name, mixer in layer.branches.items():
-                pattern = getattr(mixer, "pattern", None)
-                if not isinstance(pattern, Pattern) or not pattern.fixed or getattr(mixer, "over", "self") != "self":
-                    continue
-                for length in lengths:
-                    lost = blind(pattern, length)
-                    if lost is not None:
-                        raise UserError(
-                            f"pattern '{pattern}' leaves position {lost} of a sequence of {length} with nothing to "
-                            "see: add, say, '| window(1)'",
-                            ("layer", f"[{index}]", name),
-                        )
 
     @property
     def _layers(self) -> Sequence[Layer]:

@@ -21,7 +21,7 @@ def export(folder: str | Path, target: str | Path, to: str, numbers: str | None 
 
     numbers: how the other program keeps weights, in its own words (int8, float16, ...); None: as they are.
     """
-    from regard.folder import load
+    from regard.tasks.load import load
 
     if to not in PROGRAMS:
         raise UserError(f"models are exported to {' or '.join(PROGRAMS)}, not to '{to}'{nearest(to, PROGRAMS)}")

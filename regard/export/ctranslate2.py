@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.core import Embed, Layer, Mixer, Model, Norm, Stack, UserError
 from regard.data import Tokenizer
-from regard.run import Run
 from regard.schema import name_of
+from regard.tasks.run import Run
 
 ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "gelu_quick": "GELUSigmoid", "silu": "SWISH",

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
 from regard.data.matched import types_of
-from regard.run import Run
 from regard.schema import name_of
-from regard.use.embed import Embedder
-from regard.use.match import Matcher
-from regard.use.reader import Reader
+from regard.tasks.embed import Embedder
+from regard.tasks.match import Matcher
+from regard.tasks.reader import Reader
+from regard.tasks.run import Run
 
 from .onnx_decoders import write_cached, write_uncached
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, plain_attention, run_graph, sizes

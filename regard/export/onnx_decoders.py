@@ -15,8 +15,8 @@ from regard.bases.multihead import MultiHead
 from regard.core import Context, Mixer, Model, Pointwise, UserError
 from regard.core.context import Memory
 from regard.core.mixer import each
-from regard.run import Run
 from regard.schema import name_of
+from regard.tasks.run import Run
 
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, run_graph, sizes
 

@@ -12,11 +12,11 @@ from tokenizers import processors
 
 from regard.data.batches import FIRST_LABEL
 from regard.data.tokenizer import Tokenizer
-from regard.run import MOST, Run
-from regard.use.embed import Embedder
-from regard.use.fill import Filler
-from regard.use.match import Matcher
-from regard.use.tag import Tagger
+from regard.tasks.embed import Embedder
+from regard.tasks.fill import Filler
+from regard.tasks.match import Matcher
+from regard.tasks.run import MOST, Run
+from regard.tasks.tag import Tagger
 
 
 def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from regard.errors import short
 from regard.files import recipe as recipes
-from regard.folder import about
-from regard.train import checkpoint
-from regard.train.settings import Settings
+from regard.runs import checkpoint
+from regard.runs.folder import about
+from regard.runs.settings import Settings
 
 from .amount import amount
 

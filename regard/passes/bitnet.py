@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from regard.core import Norm, Pass, UserError, part, restore
 from regard.core.passes import exchange
-from regard.core.recipe import save_beside
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
+from regard.runs.folder import save_beside
 
 LEAST = 1e-5  # of s and m, so that nothing is divided by zero
 STEPS = 127  # of an input, on each side of zero

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from regard.core import Dropout, Pass, UserError, restore
 from regard.core.passes import exchange
-from regard.core.recipe import save_beside
 from regard.errors import short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
+from regard.runs.folder import save_beside
 
 LETTERS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # maps of an attention
 

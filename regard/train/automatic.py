@@ -10,15 +10,13 @@ import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from regard.core import Model
 from regard.data import Lines
-
-if TYPE_CHECKING:
-    from .tasks import Task
+from regard.tasks import Task
 
 MINUTES = 10.0  # of a run whose end nobody gave
 EPOCHS = 3.0  # of one that begins from another run

@@ -17,26 +17,26 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.core.recipe import keep_origin
 from regard.data import Corpus, Feed, Lines, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.folder import about, must_have, tokenizers
 from regard.memory import Weightless
-from regard.run import Run
-from regard.use.reader import Reader
+from regard.runs import checkpoint
+from regard.runs.folder import about, keep_origin, must_have, tokenizers
+from regard.runs.job import Job
+from regard.runs.session import PATHS, session, whole
+from regard.runs.settings import Settings
+from regard.tasks import Say, Task, Tick, task_of, unseen
+from regard.tasks.reader import Reader
+from regard.tasks.run import Run
 
-from . import automatic, checkpoint, origin
-from .asked import Job
+from . import automatic, origin
 from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
-from .session import PATHS, session, whole
-from .settings import Settings
-from .tasks import Say, Task, Tick, task_of, unseen
 
 THREADS = 1024  # at the most
 

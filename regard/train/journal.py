@@ -22,8 +22,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from regard.core import UserError
 from regard.errors import short
-
-from .checkpoint import why
+from regard.runs.checkpoint import why
 
 EVENTS_EVERY = 10  # steps
 FLUSH_EVERY = 30.0  # seconds, for those who watch TensorBoard meanwhile

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,42 +21,17 @@ from regard.data.batches import Batch, Feed
 from regard.machine import forks
 from regard.native.build import load_kernels
 from regard.ops.accumulate import accumulate_into
+from regard.parts.objectives.objective import Objective, Remembers
+from regard.runs.settings import Settings
 
 from .average import ExponentialMovingAverage
 from .gradients import Gradients
 from .optimizer import Optimizer
-from .settings import Settings
 from .workers import Workers
 
 PART, FEWEST = 1 << 25, 512  # positions that go through a model together on a CPU, times its width squared; and
 # at the least: what they leave behind stays small, and products stay large
 SPREAD = 3 << 30  # positions of a step times weights that learn, from which on every core takes a share of it
-
-
-class Loss(Protocol):
-    """Sums over the tokens that were asked for."""
-
-    @property
-    def loss(self) -> Tensor:
-        """To be minimised."""
-
-    @property
-    def nll(self) -> Tensor:
-        """-log p of the right ones."""
-
-
-Objective = Callable[[Model, Batch], Loss]
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """An objective that carries something from one batch to the next."""
-
-    def state(self) -> dict[str, Tensor]:
-        """All of it, in tensors."""
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """What `state` gave; nothing: it begins anew."""
 
 
 class Place(NamedTuple):

@@ -20,12 +20,14 @@ from regard.data.batches import Feed
 from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
+from regard.parts.objectives.objective import Objective
+from regard.runs import checkpoint
+from regard.runs.settings import Settings
 
-from . import checkpoint, schedule
+from . import schedule
 from .average import mean
 from .journal import Journal
-from .learner import Learner, Objective
-from .settings import Settings
+from .learner import Learner
 from .stop import Stop, Stopped
 
 PARTS = 20  # of a run: where nothing else is said, it is evaluated after each

@@ -6,22 +6,19 @@ Adam: Kingma & Ba 2015, arXiv:1412.6980. AdamW: Loshchilov & Hutter 2019, arXiv:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.core import UserError
 from regard.native import private
+from regard.runs.settings import Settings
 
 from .levels import rates
 from .muon import Muon
 
-if TYPE_CHECKING:
-    from .settings import Settings
-
 Torchs = torch.optim.Optimizer
-KINDS = ("adam", "adamw", "muon", "adafactor", "sgd")
 
 
 class Optimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,12 +18,9 @@ from regard.convert import Family, every_family
 from regard.core import Model, UserError
 from regard.errors import in_one_line, nearest, short
 from regard.files import recipe as recipes
-from regard.folder import about
-
-from . import checkpoint
-
-if TYPE_CHECKING:
-    from .job import Job
+from regard.runs import checkpoint
+from regard.runs.folder import about
+from regard.runs.job import Job
 
 TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # and the head that answers
 # What is kept of the [train] of the run before.

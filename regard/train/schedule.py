@@ -3,7 +3,6 @@
 import math
 
 MOST_WARMUP = 0.5  # of a run
-KINDS = ("inverse_sqrt", "cosine", "linear", "constant")
 
 
 def factor(kind: str, step: int, warmup: int, progress: float, floor: float = 0.0) -> float:

@@ -9,7 +9,7 @@ from tokenizers import models, pre_tokenizers, processors
 import regard
 from regard.convert import convert
 from regard.decode import DecodeConfig
-from regard.use.spans import SpanFiller
+from regard.tasks.spans import SpanFiller
 
 from .live import randomise
 

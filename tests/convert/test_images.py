@@ -18,7 +18,8 @@ from regard.convert import convert
 from regard.convert.family import every_family, family_of
 from regard.convert.tokens import _inner
 from regard.core import Context, UserError
-from regard.train.job import Job, start
+from regard.runs.job import Job
+from regard.train.job import start
 from tests.convert.live import agree, mask, near, randomise, twins
 
 VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 36, "patch_size": 4}

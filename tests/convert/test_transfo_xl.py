@@ -12,7 +12,7 @@ from regard.convert.convert import convert
 from regard.convert.family import family_of
 from regard.core import Context, UserError, build
 from regard.data.batches import IGNORE
-from regard.train.objectives.next_token import of_tokens
+from regard.parts.objectives.next_token import of_tokens
 
 BASE = {
     "model_type": "transfo-xl", "n_token": 41, "n_layer": 2, "n_head": 3, "d_model": 24, "d_head": 6, "d_inner": 20,

@@ -6,7 +6,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from regard.convert.family import family_of
 from regard.core import Context, Pattern, State, UserError, find
-from regard.train.objectives.permuted import ask, begin
+from regard.parts.objectives.permuted import ask, begin
 
 from .live import agree, mask, near, twins
 

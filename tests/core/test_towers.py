@@ -8,7 +8,7 @@ from regard.core import Towers, UserError, apart, load
 from regard.data.batches import Batch
 from regard.look import anatomy
 from regard.look import recipe as picture
-from regard.train.objectives.contrastive import Contrastive
+from regard.parts.objectives.contrastive import Contrastive
 
 TINY = ["model.image.depth=1", "model.image.width=12", "model.image.heads=3", "model.image.embed.image=8",
         "model.text.depth=2", "model.text.width=10", "model.text.heads=2", "model.image.head.dim=7",

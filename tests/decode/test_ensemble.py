@@ -12,7 +12,7 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig, Ensemble, Request, greedy
 from regard.evaluate import evaluate
 from regard.files import recipe
-from regard.run import Run
+from regard.tasks.run import Run
 
 from .lively import END, SOURCES, VOCAB, WAYS, Lively, LivelyAhead, ask, make, ragged, same
 from .uncached import Uncached

@@ -122,7 +122,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_answers_on_a_terminal(tmp_path, monkeypatch, stream):
     """A model may be made to say anything. A file gets it as it is, a terminal does not."""
-    from regard.run import Run
+    from regard.tasks.run import Run
 
     monkeypatch.setattr(Run, "_text", lambda self, one, ids: ESCAPES[: len(ids) * 99])
     text_run(tmp_path / "run")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.cli import main
-from regard.train import checkpoint
+from regard.runs import checkpoint
 
 from .corpus import NASTY, NASTY_TOML, changed, damaged, dropped, outcome, places, text_run
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Mixer, Model, Position, build, watch
-from regard.core.position import turn
+from regard.ops.rotary import turn
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
 from regard.parts.mixers.involution import Involution, involve, squares

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Model, Norm, Position, build, part
-from regard.core.position import turn
+from regard.ops.rotary import turn
 from regard.parts.mixers.infini import Infini
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding

@@ -3,7 +3,7 @@
 import torch
 
 from regard.core import Context, Pattern, State, find
-from regard.train.objectives.permuted import ask, begin
+from regard.parts.objectives.permuted import ask, begin
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
 

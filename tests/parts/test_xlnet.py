@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.core import Context, Pattern, UserError, find, watch
-from regard.train.objectives.permuted import ask, begin, fits
+from regard.parts.objectives.permuted import ask, begin, fits
 
 TINY = ["model.width=24", "model.heads=3", "model.depth=2", "model.layer.0.feedforward.hidden=20"]
 TIME = 7

@@ -1,17 +1,15 @@
-"""Something tiny to learn: words of seven letters at most, spelled out in capitals."""
+"""Something tiny to learn: short sequences of numbers that count upwards."""
 
 import os
-import random
 
 import numpy as np
 import pytest
 
 import regard
 from regard.data import Bucketed, Feed
-from regard.train.job import Job
+from regard.parts.objectives.next_token import NextToken
+from regard.runs.settings import Settings
 from regard.train.loop import Trainer
-from regard.train.objectives.next_token import NextToken
-from regard.train.settings import Settings
 
 START, END, PAD = 1, 2, 0
 VOCAB = 13
@@ -29,8 +27,6 @@ DECODER = {
         "layer": [{"mixer": {"part": "attention", "pattern": "causal"}, "feedforward": {"part": "mlp", "hidden": 10}}],
     },
 }
-TINY = ["model.width=8", "model.depth=1", "model.heads=2", "model.tie=target", "model.dropout=0.2"]
-TINY += [f"model.{side}.layer.0.feedforward.hidden=12" for side in ("encoder", "decoder")]
 
 
 class Rows:
@@ -79,29 +75,5 @@ def trainer(model, feed):
         settings = Settings(**{"lr": 0.01, "warmup": 1, "steps": 12, **given})
         parts = {"model": model(), "objective": NextToken(settings.label_smoothing), "feed": feed(), **own}
         return Trainer(**parts, settings=settings, run=run)
-
-    return make
-
-
-@pytest.fixture
-def pairs(tmp_path):
-    """A file of them."""
-    rng = random.Random(0)
-    words = sorted({"".join(rng.choices("abcdefg", k=rng.randint(1, 7))) for _ in range(130)})
-    path = tmp_path / "words.tsv"
-    path.write_text("source\ttarget\n" + "".join(f"{w}\t{' '.join(w.upper())}\n" for w in words))
-    return path
-
-
-@pytest.fixture
-def job(pairs, tmp_path):
-    """A job over them; settings of [train] by name."""
-
-    def make(run="run", job=None, **train):
-        settings = {"steps": 12, "batch_tokens": 80, "warmup": 1, "lr": 0.01, **train}
-        overrides = [*TINY, *(f"train.{key}={value}" for key, value in settings.items())]
-        given = {"data": str(pairs), "dev": "0.2", "test": "0", "tokenizer": "characters,pretokenised"}
-        given |= {"recipe": "transformer", "size": "tiny", "overrides": overrides, "run": str(tmp_path / run)}
-        return Job(**(given | (job or {})), as_published=True)
 
     return make

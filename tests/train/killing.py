@@ -21,15 +21,16 @@ import torch._dynamo  # the first optimizer would import it, in every attempt an
 torch.set_num_threads(1)  # no threads, so that fork is safe
 os.fsync = lambda file: None  # a kill of the process, not of the machine
 
-from regard import train  # noqa: E402
-from regard.train.job import Job, resume, start  # noqa: E402
+from regard import runs, tasks, train  # noqa: E402
+from regard.runs.job import Job  # noqa: E402
+from regard.train.job import resume, start  # noqa: E402
 
-OWN = str(Path(train.__file__).parent)
-WRITING = str(Path(OWN) / "checkpoint.py")
+OWN = tuple(str(Path(folder.__file__).parent) for folder in (runs, tasks, train))
+WRITING = str(Path(runs.__file__).parent / "checkpoint.py")
 
 
 def attempt(job, pipe, line):
-    """line: (file, count): die when so many lines of files whose path begins so were executed."""
+    """line: (paths, count): die when so many lines of files whose path begins so were executed."""
     torch.manual_seed(random.SystemRandom().randrange(10**9))  # what a new process happens to have
     if line:
         left = line[1]

@@ -9,9 +9,10 @@ import torch
 
 from regard import UserError
 from regard.files import recipe as recipes
+from regard.runs.job import Job
 from regard.train import automatic
 from regard.train.automatic import Facts
-from regard.train.job import Job, start
+from regard.train.job import start
 from regard.train.pick import Given, pick
 
 FACTS = Facts("Pairs", 128, 2_000_000, 29_000, 800_000.0, 9.0)

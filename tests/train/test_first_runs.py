@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from regard.files import recipe as recipes
+from regard.runs.job import Job
+from regard.tasks.match import Matches
 from regard.train import automatic
-from regard.train.job import Job, start
-from regard.train.tasks.match import Matches
+from regard.train.job import start
 
 GOOD, BAD = ("lovely", "splendid", "superb", "charming"), ("awful", "dreadful", "dull", "tedious")
 FILLERS = [f"word{i}" for i in range(40)]

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 import regard
 from regard.core import UserError
 from regard.evaluate import evaluate
-from regard.train import checkpoint
-from regard.train.job import Job, resume, start
+from regard.runs import checkpoint
+from regard.runs.job import Job
+from regard.runs.settings import Settings
+from regard.train.job import resume, start
 from regard.train.levels import freeze, levels, rates
 from regard.train.optimizer import Optimizer
-from regard.train.settings import Settings
 from tests.train.test_killed import run_through, told
 
 ENCODER = [

@@ -14,8 +14,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 import regard
 from regard import UserError
 from regard.data import IGNORE
-from regard.train import checkpoint
-from regard.train.dev import windows
+from regard.runs import checkpoint
+from regard.tasks.dev import windows
 from regard.train.job import resume, start
 
 
@@ -258,7 +258,7 @@ def test_dev_loss_by_hand(language):
     prepared = start(language(), quiet)
     dev, model = prepared.trainer.evaluate, prepared.model.eval()
     text = np.fromfile(prepared.folder / "data" / "dev.ids", np.int32)
-    before = regard.run.Run(model, prepared.task.source, prepared.task.target, documents=False).opening[-1]
+    before = regard.tasks.run.Run(model, prepared.task.source, prepared.task.target, documents=False).opening[-1]
     total = 0.0
     with torch.no_grad():
         for begin in range(0, len(text), 20):

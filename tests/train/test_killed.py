@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from regard.train import checkpoint
+from regard.runs import checkpoint
 
 STEPS, KILLS, SEED = 60, 24, 7
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from regard.data import IGNORE, Batch, Feed
+from regard.parts.objectives.next_token import NextToken
+from regard.runs.settings import Settings
 from regard.train.learner import Learner
-from regard.train.objectives.next_token import NextToken
-from regard.train.settings import Settings
 
 
 class Given:

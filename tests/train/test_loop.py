@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from regard import UserError
 from regard.metrics import HIGHER_IS_BETTER, KNOWN
-from regard.train import checkpoint, loop
+from regard.runs import checkpoint
+from regard.train import loop
 from regard.train.loop import Trainer
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from regard import UserError
+from regard.runs.settings import OPTIMIZERS, Settings
 from regard.train.muon import Muon, orthogonal
-from regard.train.optimizer import KINDS, Optimizer
-from regard.train.settings import Settings
+from regard.train.optimizer import Optimizer
 
 
 def learn(model, optimizer, steps, seed):
@@ -24,7 +24,7 @@ def weights(model):
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state(model, kind):
     """The same steps follow from a state, and none of what came after it is left."""
     settings = Settings(optimizer=kind, weight_decay=0.01)
@@ -52,7 +52,7 @@ def test_state(model, kind):
     assert torch.equal(weights(from_start), weights(other)), "moments from before are gone"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_learns(model, kind):
     one = model()
     one.eval()

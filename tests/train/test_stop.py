@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from regard.train import checkpoint
+from regard.runs import checkpoint
 from regard.train.stop import SIGNALS, Stop, Stopped
 
 SETTINGS = {"steps": 12, "save_steps": 4, "eval_steps": 3, "average": 2, "ema": 0.9}

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 from regard import UserError
 from regard.data import Feed
-from regard.train import checkpoint, journal
+from regard.parts.objectives.next_token import NextToken
+from regard.runs import checkpoint
+from regard.train import journal
 from regard.train.average import mean as average_of
-from regard.train.objectives.next_token import NextToken
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 RUST = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -108,7 +109,7 @@ def test_a_real_limit(trainer, tmp_path):
         from pathlib import Path
         import torch
         from regard import UserError
-        from regard.train import checkpoint
+        from regard.runs import checkpoint
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from regard.core import UserError
+from regard.parts.objectives.next_token import NextToken
+from regard.runs.settings import Settings
 from regard.train import workers
 from regard.train.learner import Learner
-from regard.train.objectives.next_token import NextToken
-from regard.train.settings import Settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
 

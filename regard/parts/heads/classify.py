@@ -7,8 +7,8 @@ With the first position pooled and a tanh layer it is Devlin et al. 2019, "BERT"
 
 from torch import Tensor, nn
 
+from regard.bases.pooling import check_pool, pool
 from regard.core import Context, Dropout, Head, UserError
-from regard.core.head import check_pool, pool
 from regard.ops.activation import activation as activate
 
 

@@ -8,8 +8,8 @@ Reimers & Gurevych 2019, "Sentence-BERT", arXiv:1908.10084.
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.bases.pooling import check_pool, pool
 from regard.core import Context, Head, UserError, part
-from regard.core.head import check_pool, pool
 
 
 class Embed(Head):

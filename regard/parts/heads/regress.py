@@ -5,8 +5,8 @@ y = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
 
 from torch import Tensor, nn
 
+from regard.bases.pooling import check_pool, pool
 from regard.core import Context, Dropout, Head, UserError
-from regard.core.head import check_pool, pool
 from regard.ops.activation import activation as activate
 
 

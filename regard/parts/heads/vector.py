@@ -8,8 +8,8 @@ neither, the projection of Radford et al. 2021, "CLIP", arXiv:2103.00020.
 
 from torch import Tensor, nn
 
+from regard.bases.pooling import check_pool, pool
 from regard.core import Context, Head, UserError
-from regard.core.head import check_pool, pool
 from regard.ops.activation import activation as activate
 
 

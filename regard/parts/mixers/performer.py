@@ -1,6 +1,6 @@
 """Performer: softmax attention, but by random features whose products are its weights on average, in linear time.
 
-    softmax(q K^T / sqrt(dim)) V  ~  f(q) (f(K)^T V) / f(q) f(K)^T 1         f: see regard/kernels/favor.py
+    softmax(q K^T / sqrt(dim)) V  ~  f(q) (f(K)^T V) / f(q) f(K)^T 1         f: see regard/bases/favor.py
 
 Choromanski et al. 2021, "Rethinking Attention with Performers", arXiv:2009.14794.
 """

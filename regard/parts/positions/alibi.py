@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Position
-from regard.core.position import constant
+from regard.ops.rotary import constant
 
 
 class Alibi(Position):

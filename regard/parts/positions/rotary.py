@@ -19,8 +19,8 @@ from torch import Tensor, cat
 
 from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
-from regard.core.position import angles, speeds, turn
 from regard.errors import nearest
+from regard.ops.rotary import angles, speeds, turn
 from regard.schema import fit
 
 

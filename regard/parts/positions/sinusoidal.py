@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Position, UserError
-from regard.core.position import angles
+from regard.ops.rotary import angles
 
 
 class Sinusoidal(Position):

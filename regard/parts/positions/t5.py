@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Position, UserError
-from regard.core.position import constant
+from regard.ops.rotary import constant
 
 
 class T5(Position):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError
-from regard.core.position import angles, speeds
 from regard.ops.dispatch import has_own_hooks
+from regard.ops.rotary import angles, speeds
 
 
 class TransformerXL(Position):

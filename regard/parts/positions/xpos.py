@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from regard.core import Position, UserError
-from regard.core.position import angles, speeds, turn
+from regard.ops.rotary import angles, speeds, turn
 
 ROOM = 60.0  # factors stay within e^-60 ... e^60, which leaves single precision twelve digits for what they multiply
 

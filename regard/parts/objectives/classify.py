@@ -1,0 +1,28 @@
+"""The right label of every text, by cross-entropy over all labels.
+
+loss = - sum over texts of log p(label | text)
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+
+from regard.core import Model
+from regard.data.batches import Batch
+
+from .objective import Loss
+
+
+class Classify:
+    """smoothing: of the labels."""
+
+    def __init__(self, smoothing: float = 0.0):
+        self.smoothing = smoothing
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        scores = model(batch.tokens, batch.valid, segments=batch.segments).float()  # (batch, classes)
+        nll = F.cross_entropy(scores, batch.targets, reduction="sum")
+        if not self.smoothing:
+            return Loss(nll, nll.detach(), batch.count)
+        loss = F.cross_entropy(scores, batch.targets, label_smoothing=self.smoothing, reduction="sum")
+        return Loss(loss, nll.detach(), batch.count)

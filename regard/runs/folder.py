@@ -1,0 +1,170 @@
+"""A run folder: what its run.json says, its tokenizers, and its model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+
+from regard.core import Model, UserError, build, restore, save
+from regard.core.recipe import must_match
+from regard.data.layout import Layout
+from regard.data.tokenizer import Marks, Tokenizer
+from regard.errors import in_one_line, short
+from regard.files.paths import check_run_folder, copy_files
+from regard.files.reading import read_json
+
+from . import checkpoint
+from .job import Job
+
+
+class Made(TypedDict):
+    """By what kind of model elsewhere."""
+
+    family: str
+
+
+class Origin(Made, total=False):
+    """Where a model came from that was made elsewhere."""
+
+    config: dict[str, Any]
+    tensors: list[str]
+
+
+class Told(TypedDict, total=False):
+    """The entries of run.json that something is read from."""
+
+    job: Job
+    tokenizers: list[str] | None
+    documents: bool
+    marks: Marks | None
+    target_marks: Marks | None
+    labels: list[str]
+    origin: Origin | None
+    images: dict[str, Any]
+    sessions: list[Any]
+    table: Layout | None
+
+
+class Stored(NamedTuple):
+    """What a run folder holds, once it is known to belong together.
+
+    source, target: the tokenizers; None where nothing is read in tokens.
+    told:           what run.json says.
+    note:           a sentence about a run that is not finished; empty for one that is.
+    """
+
+    folder: Path
+    model: Model
+    source: Tokenizer | None
+    target: Tokenizer | None
+    told: dict[str, Any]
+    note: str
+
+    @property
+    def documents(self) -> bool:
+        """Whether the texts that a language model learned from were separate ones."""
+        return bool(self.told.get("documents", True))
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the model was made elsewhere."""
+        return "origin" in self.told
+
+
+def read(folder: Path, device: str = "cpu") -> Stored:
+    """Return the model of a run folder with its tokenizers. A run that was stopped early gives its newest checkpoint.
+    Tokenizers that are not those of the model are refused."""
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder '{short(folder)}'")
+    told = about(folder)
+    reads_tokens = told.get("tokenizers") != []
+    source, target = tokenizers(folder) if reads_tokens else (None, None)
+    must_have(device)
+    finished = checkpoint.finished(folder) is not None
+    model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
+    stored = Stored(folder, model, source, target, told, note)
+    if reads_tokens:
+        _check_tokenizers(stored)
+    return stored
+
+
+def _check_tokenizers(stored: Stored) -> None:
+    """Refuse tokenizers of another size than the model's tables, or that are not those of the training."""
+    folder, model, source, target, told, _ = stored
+    assert source is not None
+    assert target is not None
+    hashes = told.get("tokenizers") or [None, None]
+    classes = getattr(getattr(model, "head", None), "classes", None)  # the target's tokens are labels, after the marks
+    said = model.vocab if classes is None else target.size - target.labels + classes
+    sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
+    for side, tokenizer, size, known in sides:
+        if tokenizer.size > size or (tokenizer.size < size and not stored.foreign):  # others pad their tables
+            raise UserError(
+                f"{short(folder)}: the {side} tokenizer has {tokenizer.size} tokens and the model {size}: they do not "
+                "belong together"
+            )
+        if known is not None and tokenizer.hash() != known:
+            raise UserError(f"{short(folder)}: the {side} tokenizer is not the one that this model was trained with")
+
+
+def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
+    """The newest whole checkpoint, and a sentence about it."""
+    path, _, complaints = checkpoint.newest(folder / "checkpoints")
+    if path is None:
+        why = f" ({complaints[0]})" if complaints else ""
+        raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
+    must_match(folder / "recipe.toml", path / checkpoint.MODEL)
+    model = build(folder / "recipe.toml")
+    checkpoint.read(path, model)
+    note = f"this run is not finished: this is the model of step {checkpoint.step_of(path):,}"
+    return model.to(device), "; ".join([note, *complaints])
+
+
+def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
+    """The source's and the target's, one and the same when they are joint."""
+    told = about(folder)
+    marks = told.get("marks")  # of a model that came from elsewhere
+    joint = folder / "tokenizer.json"
+    if joint.is_file():
+        one = Tokenizer.load(joint, marks)
+        return one, one
+    source, target = (folder / f"{side}.tokenizer.json" for side in ("source", "target"))
+    if marks is not None and not source.is_file():
+        raise UserError(f"{short(folder)} holds no tokenizer.json, and texts cannot be read without one: put it there")
+    return Tokenizer.load(source, marks), Tokenizer.load(target, told.get("target_marks", marks))
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What run.json says."""
+    path = folder / "run.json"
+    check_run_folder(folder)
+    if not path.is_file():
+        raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
+    return read_json(path, Told)
+
+
+def must_have(device: str) -> None:
+    """Refuse a device that is not here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
+
+
+def save_beside(model: Model, run: Path, out: Path) -> None:
+    """A model made of a run's: to be used as the run was, with its tokenizers and what is told about it."""
+    check_run_folder(run)
+    out.mkdir(parents=True, exist_ok=True)
+    for beside in run.glob("*.json"):
+        shutil.copy(beside, out)
+    keep_origin(run, out)
+    save(model, out)
+
+
+def keep_origin(run: Path, out: Path) -> None:
+    """What a model that came from elsewhere brought with it, for when it goes back."""
+    if (run / "origin").is_dir():
+        copy_files(run / "origin", out / "origin")

@@ -1,0 +1,194 @@
+"""An encoder that turns texts into vectors, so that texts of like meaning lie near each other.
+
+run.embed(["a cat", "a kitten"])         # (2, width)
+Embedder.of(run).cosines([("a cat", "a kitten")])
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.bases.pooling import check_pool, pool
+from regard.core import Context, UserError
+from regard.decode import DecodeConfig, Ensemble
+from regard.errors import short
+
+from .reader import Reader, together
+from .run import AHEAD
+from .task import Task
+
+KINDS = ("encoder", "encoder-decoder")
+
+
+class Embedded(NamedTuple):
+    """The vector of a text, or how alike two texts are."""
+
+    vector: list[float] | None = None
+    cosine: float | None = None
+    cut: bool = False  # the text was too long, and shortened
+
+    @property
+    def text(self) -> str:
+        """The same as a line."""
+        return json.dumps(self.vector) if self.cosine is None else f"{self.cosine:.4f}"
+
+
+class Embedder(Reader):
+    """pool:    how the vectors of tokens become one: mean, first, last, max; None: as the model's head says, else mean.
+    normalize:  vectors of length 1; None: as the head says, else as they are.
+    similarity: a line is two texts with a tab between, and the answer is the cosine of their vectors.
+    """
+
+    reads = "matches"
+    options = ("truncate", "pool", "normalize", "similarity", "out")
+    metrics = ("pearson", "spearman")
+    pool: str | None = None
+    normalize: bool | None = None
+    similarity: bool = False
+
+    @classmethod
+    def of(cls, run: Any) -> Embedder:
+        """Of anything that reads texts by an encoder; a decoder is one if it came without the head that predicts."""
+        if isinstance(run, cls):
+            return run
+        kind = getattr(run.model, "kind", "")
+        if kind not in KINDS or run.takes != "texts" or getattr(run, "source", None) is None:
+            raise UserError("vectors of texts come of an encoder that reads texts, and this model is none")
+        if isinstance(run.model, Ensemble):
+            raise UserError("vectors are those of one model: ask it alone")
+        made = cls(run.model, run.source, run.target, run.folder, run.note)
+        made.config = run.config
+        return made
+
+    @property
+    def limit(self) -> int | None:
+        return self.model.source_limit if self.model.kind == "encoder-decoder" else self.model.limit
+
+    def embed(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> Tensor:
+        """(texts, width), in their order."""
+        if isinstance(texts, str):
+            raise UserError("texts come in a list: for a single one, say [text]")
+        rows, _ = self.code(list(texts), self.config)
+        return self._vectors(rows, pool, normalize)
+
+    def cosines(self, pairs: Sequence[tuple[str, str]]) -> Tensor:
+        """(pairs,) how alike two texts are: from -1 to 1."""
+        return self._cosines(*(self.code(list(side), self.config)[0] for side in zip(*pairs, strict=True)))
+
+    def _cosines(self, ones: list[list[int]], others: list[list[int]]) -> Tensor:
+        vectors = self._vectors([*ones, *others], None, True)
+        return (vectors[: len(ones)] * vectors[len(ones) :]).sum(-1)
+
+    @torch.no_grad()
+    def _vectors(self, rows: list[list[int]], pool: str | None, normalize: bool | None) -> Tensor:
+        """(rows, width). Rows of about equal length are worked on together."""
+        how, normalize = self._how(pool, normalize)
+        found: Tensor | None = None
+        for numbers in together([len(row) for row in rows], self.budget):
+            some = self._pooled(*self.padded([rows[i] for i in numbers]), how)
+            some = F.normalize(some, dim=-1) if normalize else some
+            found = some.new_empty(len(rows), some.shape[-1], device="cpu") if found is None else found
+            found[numbers] = some.cpu()
+        return torch.empty(0, self.model.width) if found is None else found
+
+    def _how(self, how: str | None, normalize: bool | None) -> tuple[str, bool]:
+        head = self.model.head
+        says = hasattr(head, "normalize")  # a head that makes such vectors itself
+        how = how or self.pool or (head.pool if says else "mean")  # type: ignore[assignment]
+        normalize = self.normalize if normalize is None else normalize
+        return check_pool(how), bool(head.normalize) if normalize is None and says else bool(normalize)  # type: ignore[arg-type]
+
+    def _pooled(self, tokens: Tensor, valid: Tensor | None, how: str) -> Tensor:
+        """(batch, width)"""
+        context = Context.begin(*tokens.shape, tokens.device, valid=valid)
+        if self.model.kind == "encoder-decoder":
+            return pool(self.model.encode(tokens, valid).x, context, how)
+        return pool(self.model.hidden(tokens, context), context, how)
+
+    def answers(  # type: ignore[override]
+        self,
+        texts: Iterable[str],
+        config: DecodeConfig | None = None,
+        attention: bool = False,
+        ahead: int = AHEAD,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Embedded]]:
+        for found, cut in self._blocks(texts, config or self.config, ahead):
+            for value, one in zip(found.tolist(), cut, strict=True):
+                if self.similarity:
+                    yield [Embedded(cosine=value, cut=one)]
+                else:
+                    yield [Embedded([float(f"{number:.7g}") for number in value], cut=one)]
+            tick(len(cut))
+
+    def _blocks(self, texts: Iterable[str], config: DecodeConfig, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:
+        """Of so many texts at a time their vectors (texts, width), or of so many pairs their cosines (pairs,); and
+        which of them were cut."""
+        source, begun = iter(texts), 0
+        while some := list(islice(source, ahead)):
+            if self.similarity:
+                sides = [self.code(side, config, begun) for side in self._sides(some, begun)]
+                yield (
+                    self._cosines(*(rows for rows, _ in sides)),
+                    [any(cut) for cut in zip(*(cut for _, cut in sides), strict=True)],
+                )
+            else:
+                rows, cut = self.code(some, config, begun)
+                yield self._vectors(rows, None, None), cut
+            begun += len(some)
+
+    def _sides(self, lines: list[str], begun: int) -> list[list[str]]:
+        """The first texts, and the second ones."""
+        pairs = [line.split("\t") for line in lines]
+        for number, pair in enumerate(pairs, begun + 1):
+            if len(pair) != 2:
+                raise UserError(f"line {number} has {len(pair)} texts: two with a tab between are compared")
+        return [list(side) for side in zip(*pairs, strict=True)]
+
+    def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it, of two texts and how alike they are: correlations with their cosines."""
+        measures.check(metrics, self.metrics)
+        rows, begun = list(lines), time.perf_counter()
+        if not rows:
+            raise UserError("there is nothing to evaluate: the data has no example")
+        ones, others, right = ([*side] for side in zip(*rows, strict=True))
+        found = self.cosines(list(zip(ones, others, strict=True))).tolist()
+        took = time.perf_counter() - begun
+        scores = measures.measure(metrics, [str(one) for one in found], [[number] for number in right])
+        told = {"scores": {score.name: score.value for score in scores}, "signatures": {}}
+        return told | {"counts": {"examples": len(rows)}, "seconds": {"answers": took}}
+
+    def save(self, texts: Iterable[str], path: Path, config: DecodeConfig | None = None) -> None:
+        """All vectors as a NumPy file, (texts, width); or cosines, (pairs,). Written beside and renamed."""
+        if path.suffix != ".npy":
+            raise UserError(
+                f"vectors are written to a NumPy file: {short(path.with_suffix('.npy'))}, not {short(path)}"
+            )
+        blocks = [found.float().numpy() for found, _ in self._blocks(texts, config or self.config, AHEAD)]
+        part = path.with_name(path.name + ".part")
+        try:
+            with open(part, "wb") as file:
+                np.save(file, np.concatenate(blocks) if blocks else np.zeros((0, self.model.width), np.float32))
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise UserError(f"{short(path)} cannot be written: {error.strerror}") from None
+
+
+class Embeddings(Task):
+    """Such models come from elsewhere."""
+
+    learns = "embed"
+    trains = False
+    predictor = Embedder

@@ -1,0 +1,68 @@
+"""From a run folder to the object that answers with its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.core import UserError
+from regard.decode import Ensemble
+from regard.decode.int8 import quantise
+from regard.errors import short
+from regard.runs.folder import read
+from regard.schema import takes
+
+from . import predictor_for
+from .nodes import NodeLabeller
+from .reader import Reader
+from .run import Run
+
+
+def load(
+    folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False
+) -> Run | Reader | NodeLabeller:
+    """A run folder, as `regard train` leaves it, or several whose models answer together. One that was stopped early
+    gives its newest checkpoint, and its `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+    folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
+    loaded = [_load(one, device) for one in folders]
+    if int8:
+        for one in loaded:
+            quantise(one.model)
+    return loaded[0] if len(loaded) == 1 else _together(loaded)
+
+
+def _together(runs: Sequence[Any]) -> Run:
+    """One that answers with the models of all."""
+    if not runs:
+        raise UserError("there is no run folder to load")
+    first = runs[0]
+    for run in runs:
+        if type(run) is not Run:
+            raise UserError(f"{short(run.folder)}: only models that write texts answer together")
+        if run.model.kind != first.model.kind:
+            raise UserError(
+                f"{short(run.folder)} is of kind '{run.model.kind}' and {short(first.folder)} of kind "
+                f"'{first.model.kind}', so their models cannot answer together"
+            )
+        if any(a.hash() != b.hash() for a, b in ((run.source, first.source), (run.target, first.target))):
+            raise UserError(
+                f"{short(run.folder)} and {short(first.folder)} have tokenizers that differ, so their models cannot "
+                "answer together: train them with the same tokenizer.json"
+            )
+    notes = "; ".join(f"{short(run.folder)}: {run.note}" for run in runs if run.note)
+    model: Any = Ensemble([run.model for run in runs])
+    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
+
+
+def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
+    stored = read(folder, device)
+    model, source, target, note = stored.model, stored.source, stored.target, stored.note
+    predictor = predictor_for(model)
+    if source is None:
+        if takes(predictor, "source"):
+            raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
+        return predictor(model, folder, note)
+    if predictor is Run:
+        return Run(model, source, target, folder, stored.documents, note, stored.foreign)
+    return predictor(model, source, target, folder, note)

@@ -1,0 +1,191 @@
+"""Match two texts: tell what is between them, a label (one follows from the other) or a number (how alike they are).
+The model is an encoder, or a decoder that is asked at the end of both.
+
+regard.load("runs/x").predict([("a man sleeps", "somebody is awake")])[0][0].text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.core import Model, UserError
+from regard.data import Batches, Corpus, Lines, Sequences, Tokenizer
+from regard.data.batches import FIRST_LABEL, pad_rows
+from regard.data.matched import MatchCoder, Matched, labels_in, number, numbers_in, types_of
+from regard.decode import DecodeConfig
+from regard.parts.objectives.classify import Classify
+from regard.parts.objectives.objective import Objective
+from regard.parts.objectives.rate import Rate
+
+from .classify import Labels
+from .dev import Dev
+from .reader import Reader, ranked, too_long
+from .run import LONGEST, Prediction
+from .task import Say, Tick
+
+MANY = 10  # different whole numbers that may still be labels
+OF_NUMBERS, OF_LABELS = ("pearson", "spearman"), ("accuracy", "f1")
+
+
+class Pair(list[int]):
+    """The tokens of two texts, and of each which one it is of."""
+
+    def __init__(self, ids: list[int], segments: list[int]):
+        super().__init__(ids)
+        self.segments = segments
+
+
+class Matcher(Reader):
+    """target: the tokenizer of the labels; where answers are numbers, nobody asks it. A text to answer is two of them,
+    as a tuple or with a tab between."""
+
+    reads = "matches"
+
+    @property
+    def rates(self) -> bool:
+        """Answers are numbers."""
+        return getattr(self.model.head, "classes", None) is None
+
+    @property
+    def metrics(self) -> Sequence[str]:  # type: ignore[override]
+        return ("loss", "pearson", "spearman") if self.rates else ("loss", "accuracy", "f1")
+
+    @cached_property
+    def coder(self) -> MatchCoder:
+        return MatchCoder(self.source, None if self.rates else self.target, types_of(self.model))
+
+    def objective(self) -> Objective:
+        return Rate() if self.rates else Classify()
+
+    def labels(self, row: Sequence[str]) -> list[str]:
+        return [] if self.rates else [row[-1].strip()]
+
+    def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
+        return [tuple(map(np.array, row)) for row in zip(*self.coder(rows), strict=True)]
+
+    def batches(self, data: Sequence, budget: int) -> Batches:
+        read = numbers_in if self.rates else labels_in
+        return Matched(data, budget, 0, read, self.source.pad, shuffle=False)  # type: ignore
+
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
+        pairs = [_two(text, number) for number, text in enumerate(texts, begun + 1)]
+        rows = self.coder.frame(pairs)
+        cut = too_long([len(ids) for ids, _ in rows], limit, config, begun)
+        rows = self.coder.frame(pairs, limit) if any(cut) else rows
+        return [Pair(*row) for row in rows], cut
+
+    @torch.no_grad()
+    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+        """The `config.num_return` most probable labels of each pair, or its number."""
+        segments, _ = pad_rows([row.segments for row in rows], 0)  # type: ignore
+        scores = self.model(*self.padded(rows), segments=segments.to(self.device))
+        if self.rates:
+            for value in scores[:, 0].tolist():
+                yield [Prediction(f"{value:.4f}", value, 0.0, [], True)]
+            return
+        for found in ranked(scores, config.num_return):
+            names = self.target.tokens(label + FIRST_LABEL for label, _ in found)
+            yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]
+
+
+def _two(text: str | Sequence[str], number: int) -> tuple[str, str]:
+    sides = text.split("\t") if isinstance(text, str) else list(text)
+    if len(sides) != 2:
+        raise UserError(f"line {number} should be two texts with a tab between, and has {len(sides)}")
+    return sides[0], sides[1]
+
+
+class Matches(Labels):
+    """Answers are numbers where all of them are, and some are not whole, they are many, or a metric of numbers is
+    asked for."""
+
+    learns = "match"
+    predictor = Matcher
+    reads = "matches"
+    answered = (*OF_LABELS, *OF_NUMBERS)
+    always = ()
+    texts = (0, 1)
+
+    @property
+    def rates(self) -> bool:
+        """Answers are numbers, and there is no tokenizer for them."""
+        return self.target is self.source
+
+    @property
+    def decisive(self) -> str:  # type: ignore[override]
+        return self.metrics[0] if self.metrics else "spearman" if self.rates else "accuracy"
+
+    def inherit(self, source: Tokenizer, target: Tokenizer, corpus: Corpus) -> None:
+        if self.job.task is None and target is source:
+            self.source = self.target = source
+            for lines in (corpus.train, corpus.dev):
+                _numbers(lines)
+        else:
+            super().inherit(source, target, corpus)
+
+    def answers(self, corpus: Corpus) -> Tokenizer:
+        self.check_header(corpus)
+        return self.source if self._wants_numbers(corpus) else self.numbered(corpus)
+
+    def _wants_numbers(self, corpus: Corpus) -> bool:
+        values = [number(row[2]) for row in corpus.train]
+        if any(name in OF_NUMBERS for name in self.metrics):
+            _numbers(corpus.train)
+        elif any(value is None for value in values) or any(name in OF_LABELS for name in self.metrics):
+            return False
+        few = len(set(values)) <= MANY and all(float(value).is_integer() for value in values if value is not None)
+        if few and not self.metrics:
+            return False
+        _numbers(corpus.dev)
+        return True
+
+    def complete(self, recipe: dict[str, Any]) -> None:
+        super().complete(recipe)
+        if self.rates:
+            head = recipe["model"]["head"]
+            if head["part"] == "compare":  # which tells a number where it has no classes
+                del head["classes"]
+            else:
+                recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
+
+    def objective(self) -> Objective:
+        return Rate() if self.rates else super().objective()
+
+    def coder(self, model: Model) -> MatchCoder:
+        return MatchCoder(self.source, None if self.rates else self.target, types_of(model))
+
+    def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
+        s, read = self.settings, numbers_in if self.rates else labels_in
+        return Matched(data, budget, s.seed, read, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        if self.rates and (self.job.task or not self.job.origin):
+            values = torch.tensor([number(row[2]) for row in corpus.train], dtype=torch.float64)
+            if not self.metrics:
+                say(
+                    f"{len(values.unique())} different numbers are learned as numbers; as labels, say --metric accuracy"
+                )
+            with torch.no_grad():
+                model.head.out.bias.fill_(values.mean())  # type: ignore[union-attr]
+        return super().batches(model, corpus, say, tick)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        right = OF_NUMBERS if self.rates else OF_LABELS
+        wrong = [name for name in self.metrics if name not in right]
+        if wrong:
+            raise UserError(f"'{wrong[0]}' is not for {'numbers' if self.rates else 'labels'}: say {right[0]}")
+        self.metrics = self.metrics or [self.decisive]
+        return super().dev(model, lines)
+
+
+def _numbers(lines: Lines | None) -> None:
+    """Refuse what is none."""
+    for row in lines or ():
+        if number(row[2]) is None:
+            raise UserError(f"{lines.name}: numbers are wanted here, and '{row[2]}' is none")  # type: ignore[union-attr]

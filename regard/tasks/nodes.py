@@ -1,0 +1,119 @@
+"""Label the nodes of a graph: an encoder learns from nodes whose classes are known.
+
+run = regard.load("runs/gat-1")
+run.label(open_graph("cora.npz"))       # (nodes,) the likeliest class of each
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Model, UserError
+from regard.data import Corpus, Tokenizer
+from regard.data import graph as graphs
+from regard.decode import DecodeConfig
+from regard.parts.objectives.nodes import Nodes, measured
+from regard.parts.objectives.objective import Objective
+from regard.runs.checkpoint import put
+
+from .task import Say, Task, Tick
+
+INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
+
+
+class NodeLabeller:
+    """As a Run is of texts."""
+
+    pairs = False
+    takes, options = "texts", ()
+    metrics = ("loss", "accuracy")  # what tells how good it is
+
+    def __init__(self, model: Model, folder: Path | None = None, note: str = ""):
+        self.model, self.folder, self.note = model.eval(), folder, note
+        self.device = next(model.parameters()).device
+        self.config = DecodeConfig()
+
+    @torch.no_grad()
+    def label(self, graph: graphs.Graph) -> Tensor:
+        """(nodes,) the likeliest class of each."""
+        batch = graph.train.batch.to(self.device)
+        return self.model(batch.tokens, pattern=batch.pattern)[0].argmax(-1).cpu()
+
+    def evaluate(self, nodes: graphs.Nodes, metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it: accuracy in percent."""
+        measures.check(metrics, self.metrics)
+        begun = time.perf_counter()
+        found = measured(self.model, nodes.batch.to(self.device))
+        scores = {name: found[name] for name in metrics}
+        counts = {"nodes": len(nodes.numbers)}
+        seconds = {"nodes": time.perf_counter() - begun}
+        return {"scores": scores, "signatures": {}, "counts": counts, "seconds": seconds}
+
+    def examples(self, asked: dict[str, Any], part: str) -> graphs.Nodes:
+        """Those of a graph's nodes that are for train, dev or test."""
+        nodes = getattr(graphs.open_graph(asked["data"]), part)
+        if nodes is None:
+            raise UserError(f"this graph says of no node that it is for {part}")
+        return nodes
+
+    def answers(self, texts: Iterable[str], *_: Any) -> Iterator[Any]:
+        raise UserError(INSTEAD)
+
+    predict = stream = answers
+
+
+class GraphNodes(Task):
+    learns = "nodes"
+    predictor = NodeLabeller
+    reads = "graph"
+    forced = ("loss", "accuracy")
+    decisive = "accuracy"
+    files = "graph"
+
+    @property
+    def tokenizers(self) -> list[Tokenizer]:
+        return []
+
+    def open(self, tick: Callable[[int], None]) -> Any:
+        job = self.job
+        for name in ("source", "target", "dev", "test", "columns", "header", "tokenizer"):
+            if getattr(job, name) is not None:
+                raise UserError(f"a graph says by itself what is what, so there is no {name} to give")
+        if job.data is None:
+            raise UserError("which graph? Give data=, an .npz file or a folder with one")
+        self.graph = graphs.open_graph(job.data)
+        return self.graph
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        """A graph has no tokens."""
+
+    def complete(self, recipe: dict[str, Any]) -> None:
+        recipe["vocab"] = self.graph.channels
+        head = recipe["model"].get("head", "tag")
+        recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.graph.classes}
+
+    def objective(self) -> Objective:
+        return Nodes(self.settings.label_smoothing)
+
+    def batches(self, model: Model, corpus: Any, say: Say, tick: Tick) -> Any:
+        return self._noted(corpus.train, "train.graph")
+
+    def dev(self, model: Model, lines: Any) -> Any:
+        batch = self._noted(lines, "dev.graph").batch.to(next(model.parameters()).device)
+        return lambda model: measured(model, batch)
+
+    def _noted(self, nodes: Any, name: str) -> Any:
+        """What is seen and asked is the same in a run that goes on."""
+        self.data("").mkdir(parents=True, exist_ok=True)
+        put(self.data(name), nodes.digest())
+        return nodes
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
+        return NodeLabeller(model, folder)

@@ -1,0 +1,116 @@
+"""The tokens by which a speech model is told what to do, and by which it tells times: Whisper's, where it has them.
+
+<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>      or without the last, and times come: <|0.00|> ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from regard.core import UserError
+from regard.data.tokenizer import Tokenizer
+from regard.decode.result import Rule
+from regard.decode.rules import never, not_first, times, together
+from regard.errors import nearest
+from regard.files.reading import Natural, must_be, read_json
+from regard.runs.folder import about
+
+LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+TASKS = ("transcribe", "translate")
+TOLD = Path("origin", "generation_config.json")
+
+
+class Generation(TypedDict, total=False):
+    """The entries of generation_config.json, or of config.json, that are read."""
+
+    decoder_start_token_id: Natural | None
+    no_timestamps_token_id: Natural
+    lang_to_id: dict[str, Natural] | None
+    task_to_id: dict[str, Natural] | None
+    is_multilingual: bool
+    suppress_tokens: list[int] | None
+    begin_suppress_tokens: list[int] | None
+    max_initial_timestamp_index: Natural | None
+
+
+class Speech(NamedTuple):
+    """Token numbers. A model that was not made to be told has nothing but a start and an end."""
+
+    start: int
+    end: int
+    languages: dict[str, int] = {}
+    tasks: dict[str, int] = {}
+    plain: int | None = None  # no times, please; those that follow it are the times, 0.02 s apart
+    silence: int | None = None  # nobody speaks
+    never: Sequence[int] = ()
+    not_first: Sequence[int] = ()
+    latest: int | None = None  # time at which an answer may begin
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, folder: Path | None = None) -> Speech:
+        """From the tokens' names, and from what stands in generation_config.json."""
+        told, number = _told(folder), tokenizer.inner.token_to_id
+        start = told.get("decoder_start_token_id")
+        start = number("<|startoftranscript|>") if start is None else start
+        plain = told.get("no_timestamps_token_id", number("<|notimestamps|>"))
+        if start is None or plain is None:
+            return cls(tokenizer.start, tokenizer.end)
+        names = {f"<|{task}|>": task for task in TASKS}
+        languages = told.get("lang_to_id") or {n: i for n, i in tokenizer.inner.get_vocab().items() if i < plain}
+        languages = {found[1]: i for name, i in languages.items() if (found := LANGUAGE.fullmatch(name))}
+        tasks = told.get("task_to_id") or {task: i for name, task in names.items() if (i := number(name)) is not None}
+        if not told.get("is_multilingual", True):
+            languages, tasks = {}, {}
+        listed = (told.get(name) or () for name in ("suppress_tokens", "begin_suppress_tokens"))
+        barred = [[token for token in some if token >= 0] for some in listed]
+        return cls(start, tokenizer.end, languages, tasks, plain, plain - 1, *barred,
+                   latest=told.get("max_initial_timestamp_index"))  # fmt: skip
+
+    @property
+    def zero(self) -> int | None:
+        """The token of time 0; None: it tells no times."""
+        return None if self.plain is None else self.plain + 1
+
+    def prompt(self, language: int | None, task: str, timed: bool) -> list[int]:
+        """What an answer begins after."""
+        told = [self.start] + ([language] if language is not None else [])
+        told += [self.tasks[task]] if task in self.tasks else []
+        return told if timed or self.plain is None else [*told, self.plain]
+
+    def language(self, name: str) -> int:
+        if not self.languages:
+            raise UserError("this model is for one language, so there is none to choose")
+        if name not in self.languages:
+            raise UserError(f"this model does not know the language '{name}'{nearest(name, self.languages)}")
+        return self.languages[name]
+
+    def check(self, task: str) -> None:
+        if task not in TASKS:
+            raise UserError(f"unknown task '{task}'{nearest(task, TASKS)}")
+        if task != TASKS[0] and task not in self.tasks:
+            raise UserError("this model only transcribes: it was not made to translate")
+
+    def rule(self, timed: bool) -> Rule | None:
+        rules = [not_first(self.not_first)] if self.not_first else []
+        rules += [never(self.never)] if self.never else []
+        if timed:
+            assert self.plain is not None
+            assert self.zero is not None
+            rules += [never([self.plain]), times(self.zero, self.end, self.latest)]
+        return together(rules)
+
+
+def _told(folder: Path | None) -> dict[str, Any]:
+    """What a converted model came with: config.json, and what goes before it, generation_config.json."""
+    if folder is None:
+        return {}
+    origin = about(folder).get("origin") if (folder / "run.json").is_file() else None
+    told = origin.get("config", {}) if origin else {}
+    must_be(told, Generation)
+    path = folder / TOLD
+    if not path.is_file():
+        return told
+    return told | read_json(path, Generation)

@@ -1,0 +1,357 @@
+"""Transcribe recordings of any length, as Whisper does. An encoder of frames and a decoder learn from recordings with a
+text each.
+
+A window is heard at a time. It is answered greedily or by beam search; where the answer repeats itself or is unlikely,
+it is drawn anew, at a higher temperature each time. Where times are told, the next window begins at the last of them.
+
+    run = regard.load("runs/whisper")
+    run.predict(["talk.wav"])[0][0].segments
+
+Radford et al. 2022, arXiv:2212.04356, section 4.5.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import metrics as measures
+from regard.core import Memory, Model, UserError, select
+from regard.data import Corpus, Lines, once
+from regard.data.mel import HOP, RATE, log_mel
+from regard.data.recordings import Recorded, asked, prepare_sounds, root_of
+from regard.data.sound import read_sound
+from regard.data.tokenizer import Tokenizer
+from regard.decode import DecodeConfig, Request, search
+from regard.parts.objectives.next_token import NextToken
+from regard.runs.checkpoint import put
+
+from .dev import Dev, gather
+from .reader import Reader
+from .speech import TOLD, Speech
+from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
+
+TOGETHER = 8  # recordings that are worked on side by side
+SECONDS = 0.01  # of a frame; times are told in steps of two frames
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+REPEATS = 2.4  # text that shrinks by more than this goes round in circles
+UNLIKELY = -1.0  # log p per token
+SILENT = 0.6  # the share of "nobody speaks"
+
+
+class Segment(NamedTuple):
+    """What is said from here to there, in seconds."""
+
+    start: float
+    end: float
+    text: str
+    logprob: float  # per token, of the window it is from
+    silence: float  # how likely it is that nobody speaks in that window
+    temperature: float
+
+
+class Transcript(NamedTuple):
+    """What is said in a recording."""
+
+    text: str
+    score: float  # log p per token
+    logprob: float
+    tokens: list[str]
+    ended: bool  # every window by the end mark, not for lack of room
+    cut: bool
+    language: str | None
+    segments: list[Segment]
+
+
+class Answer(NamedTuple):
+    """To one window."""
+
+    tokens: list[int]
+    logprob: float
+    ended: bool
+    temperature: float
+    text: str
+
+    @property
+    def mean(self) -> float:
+        return self.logprob / (len(self.tokens) + 1)
+
+    def poor(self, silence: float) -> bool:
+        """Whether it should be tried again."""
+        said = self.text.encode()
+        repeats = len(said) / len(zlib.compress(said)) > REPEATS
+        return not self.silent(silence) and (repeats or self.mean < UNLIKELY)
+
+    def silent(self, silence: float) -> bool:
+        return silence > SILENT and self.mean < UNLIKELY
+
+
+@dataclass
+class Heard:
+    """A recording, and how far it has been written down."""
+
+    frames: Tensor  # (frames and a window of silence, bands)
+    length: int  # frames
+    timed: bool
+    at: int = 0
+    language: int | None = None
+    segments: list[Segment] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+
+
+class Transcriber(Reader):
+    """target:  the tokenizer of the texts.
+
+    language:   that is spoken, such as en; None: it is found out from the first window.
+    task:       transcribe, or translate into English.
+    timestamps: tell the times in the text, too.
+    """
+
+    takes = "sounds"
+    metrics = ("loss", "perplexity", "token_error", "exact")
+    options = ("beam", "length_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "language",
+               "task", "timestamps")  # fmt: skip
+
+    def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
+        super().__init__(model, source, target, folder, note)
+        self.listen_as(folder)
+        self.language: str | None = None
+        self.task, self.timestamps = "transcribe", False
+        self.window = 2 * (model.source_limit or 1500)  # frames
+        self.bands: int = model.source_embed.channels  # type: ignore[union-attr,assignment]
+
+    def listen_as(self, folder: Path | None) -> None:
+        """What the run in a folder was told about its tokens holds here."""
+        self.speech = Speech.of(self.target, folder)
+
+    @property
+    def opening(self) -> list[int]:
+        """What every answer begins after, without times; where nobody says the language, English."""
+        language = self.speech.language(self.language or "en") if self.speech.languages else None
+        return self.speech.prompt(language, self.task, False)
+
+    @torch.no_grad()
+    def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """As regard.evaluate tells it. lines: files of recordings, from where their table stands, and their texts."""
+        measures.check(metrics, ("loss", "perplexity", *measures.OF_TEXTS))
+        root = root_of(lines) if isinstance(lines, Lines) else Path()
+        rows = [(root / file, text) for file, text in lines]
+        if not rows:
+            raise UserError("there is nothing to evaluate: the data has no example")
+        told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"recordings": len(rows)}, "seconds": {}}
+        nll = count = 0
+        for begin in range(0, len(rows), TOGETHER) if {"loss", "perplexity"} & set(metrics) else ():
+            files, texts = zip(*rows[begin : begin + TOGETHER], strict=True)
+            frames = torch.stack([self.hear(file).frames[: self.window] for file in files])
+            ends = [[*ids, self.target.end] for ids in self.target.encode(texts)]
+            batch = asked(ends, self.opening, self.target.pad)._replace(source=frames).to(self.device)
+            found = NextToken()(self.model, batch)
+            nll, count = nll + float(found.nll), count + found.count
+        if count:
+            values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
+            told["scores"] = {name: values[name] for name in metrics if name in values}
+        if names := [name for name in metrics if name in measures.KNOWN]:
+            answers = [best[0].text for best in self.answers([file for file, _ in rows])]
+            scores = measures.measure(names, answers, [[text] for _, text in rows])
+            told["scores"] |= {score.name: score.value for score in scores}
+            told["signatures"] = {score.name: score.signature for score in scores if score.signature}
+        return told
+
+    def read(self, files: Iterable[str | Path]) -> Iterator[Tensor]:
+        """Samples of each file, (n,) at 16 kHz."""
+        return map(read_sound, files)
+
+    def answers(  # type: ignore[override]
+        self,
+        texts: Iterable[str | Path | Tensor],
+        config: DecodeConfig | None = None,
+        attention: bool = False,
+        ahead: int = TOGETHER,
+        tick: Callable[[int], None] = lambda done: None,
+    ) -> Iterator[list[Transcript]]:
+        """texts: recordings: files, or their samples at 16 kHz."""
+        if isinstance(texts, str | Path | Tensor):
+            raise UserError("recordings come in a list: for a single one, say [file]")
+        if attention:
+            raise UserError("a recording has no tokens that words could be aligned with: say timestamps")
+        self.speech.check(self.task)
+        if self.timestamps and self.speech.zero is None:
+            raise UserError("this model tells no times: leave out --timestamps")
+        language = None if self.language is None else self.speech.language(self.language)
+        config, source = config or self.config, iter(texts)
+        while some := list(islice(source, max(1, min(ahead, TOGETHER)))):
+            heard = [self.hear(one, language) for one in some]
+            while left := [one for one in heard if one.at < one.length]:
+                self._go_on([one for one in left if one.timed == left[0].timed], config)
+            yield from ([self._told(one)] for one in heard)
+            tick(len(some))
+
+    def hear(self, sound: str | Path | Tensor, language: int | None = None) -> Heard:
+        """A recording in frames; one that is longer than a window needs times to go from one to the next."""
+        samples = sound if isinstance(sound, Tensor) else read_sound(sound)
+        length = -(-len(samples) // HOP)
+        frames = log_mel(F.pad(samples, (0, self.window * HOP)), self.bands)
+        timed = self.speech.zero is not None and (self.timestamps or length > self.window)
+        return Heard(frames, length, timed, language=language)
+
+    @torch.no_grad()
+    def _go_on(self, some: list[Heard], config: DecodeConfig) -> None:
+        """The next window of each, all timed or none."""
+        like = next(self.model.parameters())
+        frames = torch.stack([one.frames[one.at : one.at + self.window] for one in some]).to(like)
+        memory, speech = self.model.encode(frames), self.speech
+        start = torch.full((len(some), 1), speech.start, device=self.device)
+        first = self.model(start, memory=memory)[:, 0].float()
+        for one, scores in zip(some, first, strict=True):
+            if one.language is None and speech.languages:
+                one.language = max(speech.languages.values(), key=scores.tolist().__getitem__)
+        silence = [0.0] * len(some) if speech.silence is None else first.softmax(-1)[:, speech.silence].tolist()
+        for one, answer, quiet in zip(some, self._answer(some, memory, silence, config), silence, strict=True):
+            self._take(one, answer, quiet)
+
+    def _answer(
+        self, some: list[Heard], memory: Memory, silence: Sequence[float], config: DecodeConfig
+    ) -> list[Answer]:
+        """Again, at higher temperatures, where an answer is poor."""
+        prompts = [self.speech.prompt(one.language, self.task, one.timed) for one in some]
+        prefix = torch.tensor(prompts, device=self.device)
+        limit = self.model.limit
+        most = config.max_new_tokens or (limit // 2 if limit else 200)
+        most = most if limit is None else min(most, limit - prefix.shape[1] + 1)
+        rule, found = self.speech.rule(some[0].timed), {}
+        left = list(range(len(some)))
+        retries = TEMPERATURES if self.speech.zero is not None else TEMPERATURES[:1]
+        for temperature in (config.temperature,) if config.temperature else retries:
+            how = (
+                replace(config, temperature=temperature, beam=1, num_return=1)
+                if temperature
+                else replace(config, num_return=1)
+            )
+            rows = torch.tensor(left, device=self.device)
+            room = torch.full((len(left),), most, device=self.device)
+            request = Request(prefix[rows], self.speech.end, room, None, select(memory, rows), rule)
+            seeds = [[config.seed or 0, some[row].at, round(10 * temperature)] for row in left]
+            for row, [best] in zip(left, search(self.model, request, how, seeds), strict=True):
+                text = self._text(best.tokens)
+                found[row] = Answer(best.tokens, best.logprob, best.ended, temperature, text)
+            left = [row for row in left if found[row].poor(silence[row])]
+            if not left:
+                break
+        return [found[row] for row in range(len(some))]
+
+    def _take(self, one: Heard, answer: Answer, silence: float) -> None:
+        """What a window says, and where the next one begins."""
+        size = min(self.window, one.length - one.at)
+        if answer.silent(silence):
+            one.at += size
+            return
+        one.answers.append(answer)
+        pieces, further = cut(answer.tokens, self.speech.zero if one.timed else None, size)
+        for begin, end, tokens in pieces:
+            text = self._text(tokens)
+            if text.strip() and end > begin:
+                times = [round((one.at + at) * SECONDS, 2) for at in (begin, end)]
+                one.segments.append(Segment(*times, text.strip(), answer.mean, silence, answer.temperature))
+                one.said += tokens
+        one.at += further or size
+
+    def _text(self, tokens: Iterable[int]) -> str:
+        zero = self.speech.zero
+        return self.target.decode(t for t in tokens if zero is None or t < zero)
+
+    def _told(self, one: Heard) -> Transcript:
+        text = self._text(one.said).strip()
+        if self.timestamps and self.speech.zero is not None:
+            text = "\n".join(f"[{clock(s.start)} -> {clock(s.end)}] {s.text}" for s in one.segments)
+        logprob, count = sum(a.logprob for a in one.answers), sum(len(a.tokens) + 1 for a in one.answers)
+        names = {number: name for name, number in self.speech.languages.items()}
+        ended = all(a.ended for a in one.answers)
+        return Transcript(text, logprob / max(count, 1), logprob, self.target.tokens(one.said), ended, False,
+                          names.get(one.language), one.segments)  # type: ignore[arg-type]  # fmt: skip
+
+
+def cut(tokens: list[int], zero: int | None, size: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+    """An answer to a window of so many frames -> its pieces, each from a frame to a frame, and how many frames further
+    the next window begins. Two times side by side end a piece; what has no end is heard again in the next window."""
+    is_time = [zero is not None and token >= zero for token in tokens]
+    frames = [2 * (token - (zero or 0)) for token in tokens]
+    ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
+    if not ends:
+        last = next((at for at, time in zip(frames[::-1], is_time[::-1], strict=True) if time), 0)
+        return [(0, last or size, tokens)], size
+    done = is_time[-2:] == [False, True]  # nothing is said after the last time
+    ends += [len(tokens)] if done else []
+    begins = [0, *ends]
+    pieces = [(frames[b], frames[e - 1], tokens[b:e]) for b, e in zip(begins, ends, strict=False)]
+    return pieces, size if done else frames[ends[-1] - 1]
+
+
+def clock(seconds: float) -> str:
+    """75.5 -> 01:15.50"""
+    minutes, rest = divmod(round(100 * seconds), 6000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{f'{hours}:' if hours else ''}{minutes:02d}:{rest / 100:05.2f}"
+
+
+class Sounds(Task):
+    """The recipe's [objective] may say what language is spoken and which task it is, for a model that is told so."""
+
+    learns = "transcribe"
+    kind = "encoder-decoder"
+    predictor = Transcriber
+    answered = measures.OF_TEXTS
+    files = "sounds"
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        self.source = self.target = self.tokenizer(corpus, self.job.tokenizer or self.usual, tick, 1)
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
+        told = Path(self.job.origin or "", TOLD)
+        if self.job.origin and told.is_file():  # what it was told about its tokens is still true
+            kept = Path(self.job.run, TOLD)
+            kept.parent.mkdir(exist_ok=True)
+            put(kept, told.read_text(encoding="utf-8"))
+        return self._prepared(model, corpus.train, "train.sounds", self.settings.batch_tokens, say, tick)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        budget = max(self.settings.batch_tokens, DEV_TOKENS)
+        batches = self._prepared(model, lines, "dev.sounds", budget, silent, unseen, shuffle=False)
+        files, texts = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
+        files = [str(root_of(lines) / file) for file in files]
+        return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, files, texts)  # type: ignore[arg-type]
+
+    def _prepared(
+        self, model: Model, lines: Lines, name: str, budget: int, say: Say, tick: Tick, shuffle: bool = True
+    ) -> Recorded:
+        run, s = self.run(model, None, False), self.settings
+        limits = run.window * HOP, (model.limit or s.batch_tokens) - len(run.opening) + 1
+        skip = self.job.bad_lines == "skip"
+        data = prepare_sounds(lines, self.target, self.data(name), limits, skip, partial(tick, "preparing"))
+        if data.left_out:
+            say(
+                f"{lines.name}: {data.left_out:,} recordings are left out, for they are longer than the "
+                f"{limits[0] / RATE:g} s that the model hears (model.encoder.embed.length), their texts than "
+                f"{limits[1]} tokens, or they cannot be read"
+            )
+        count = s.batch_size or budget * 2 // run.window
+        return Recorded(data, count, s.seed, (run.window, run.bands), run.opening, self.target.pad, shuffle)
+
+    def run(self, model: Model, folder: Path | None, documents: bool) -> Transcriber:
+        made = Transcriber(model, self.source, self.target, folder)
+        if folder is None and self.job.origin:
+            made.listen_as(Path(self.job.origin))
+        for name in ("language", "task"):
+            if name in self.own:
+                setattr(made, name, self.own[name])
+        return made

@@ -1,0 +1,38 @@
+"""Translate: an encoder-decoder learns from sources with their targets, and answers a source with a target."""
+
+from __future__ import annotations
+
+from regard import metrics as measures
+from regard.core import Model, UserError
+from regard.data import Batches, Bucketed, Corpus, Lines, once
+
+from .dev import Dev, gather
+from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
+
+
+class Pairs(Task):
+    learns = "next_token"
+    kind = "encoder-decoder"
+    answered = measures.OF_TEXTS
+
+    def learn(self, corpus: Corpus, tick: Tick) -> None:
+        kinds = (self.job.tokenizer or self.usual).split(",")
+        if len(kinds) == 1:
+            return super().learn(corpus, tick)
+        if len(kinds) > 2:
+            raise UserError(
+                f"tokenizer '{self.job.tokenizer}': one for both sides, or two with a comma between, not {len(kinds)}"
+            )
+        self.source, self.target = (self.tokenizer(corpus, kind, tick, side) for side, kind in enumerate(kinds))
+
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
+        s, data = self.settings, self.prepare(model, corpus.train, "train.arrow", say, tick)
+        return Bucketed(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
+
+    def dev(self, model: Model, lines: Lines) -> Dev:
+        s, data = self.settings, self.prepare(model, lines, "dev.arrow", silent, unseen)
+        batches = Bucketed(
+            data, max(s.batch_tokens, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False
+        )
+        asked = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
+        return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *asked)
