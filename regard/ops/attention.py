@@ -20,9 +20,10 @@ from regard.native import decode, train
 from regard.native.build import Kernels
 from regard.native.structs import ADDS
 
-from .dispatch import FEW_QUERIES, inference_kernels, kernels_for
+from .dispatch import FEW_QUERIES, kernels_for
 from .linear import product, product_into, weight_gradients
 
+MANY_QUERIES = f"torch's is faster for more than {FEW_QUERIES} queries without gradients"
 SHORT_KEYS = 32  # up to which torch's fused kernel is slower in training than three operations
 SHORT_KEYS_INFERENCE = 64  # the same for several queries without gradients
 
@@ -54,12 +55,14 @@ def attention(
     sees_something: no row of the mask is empty.
     """
     queries, keys, grouped = q.shape[2], k.shape[2], k.shape[1] != q.shape[1]
-    if not dropout and queries <= FEW_QUERIES and (kernels := inference_kernels(q, k, v)):
+    learns = _learns(q, k, v)
+    kernels = kernels_for(q, k, v, op="attention", unless=_objection(q, k, v, added, dropout, learns))
+    if kernels is not None and not learns:
         if causal:
             added = torch.ones(queries, keys, dtype=torch.bool).tril()
         q, k, v = map(_channels_contiguous, (q, k, v))
         return decode.attend(kernels, q, k, v, added, row_owner).transpose(1, 2)
-    if not dropout and _learns(q, k, v) and (kernels := _training_kernels(q, k, v, added)):
+    if kernels is not None:
         return _Attend.apply(kernels, *map(_channels_contiguous, (q, k, v)), added, causal).transpose(1, 2)
     if not dropout and not grouped and _are_products_faster(q, k, v) and (causal or sees_something):
         if causal:
@@ -75,11 +78,17 @@ def _products(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
     return logits.softmax(-1) @ v
 
 
-def _training_kernels(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Kernels | None:
-    """Return the kernels that can: they take values as wide as keys alone, and have no gradient of a bias."""
-    if q.shape[3] != v.shape[3] or len(q) != len(k) or (added is not None and added.requires_grad):
-        return None
-    return kernels_for(q, k, v)
+def _objection(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, learns: bool) -> str:
+    """Return why no kernel of ours does this attention; an empty string where one does."""
+    if dropout:
+        return "attention weights are dropped out, and the kernel drops none"
+    if not learns:
+        return "" if q.shape[2] <= FEW_QUERIES else MANY_QUERIES
+    if added is not None and added.requires_grad:
+        return "the position's bias learns, and the kernel has no gradient of it"
+    if q.shape[3] != v.shape[3]:
+        return "values are not as wide as keys"
+    return "" if len(q) == len(k) else "rows share keys, and the kernel has no gradient of that"
 
 
 def _learns(*tensors: Tensor) -> bool:

@@ -109,7 +109,7 @@ def _times(own: Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor], Tensor]
 
 def _powers(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """e, in place of the logits, the largest logit, m, and the logit of the goal (rows, 1)."""
-    kernels = kernels_for(logits, bias)
+    kernels = kernels_for(logits, bias, op="cross-entropy")
     if kernels is not None:
         return logits, *train.powers(kernels, logits, bias, goal.contiguous())
     if bias is not None:

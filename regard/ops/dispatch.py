@@ -2,14 +2,17 @@
 
 An op asks `kernels_for(tensors)`, or `inference_kernels(tensors)` where it has no backward pass. A part that hands the
 weights of its submodules to an op asks first whether they are `plain_linears`, so that hooks and replacements count.
+Whoever asks gives the op's name, and what speaks against a kernel that only the op can know; `recording` counts what was
+decided, and `regard doctor` prints it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +24,44 @@ from regard.native.private import GLOBAL_HOOKS, HOOKS
 FEW_ROWS = 24  # up to which a product is spent on reading the weights, so that every core should read its share
 FEW_QUERIES = 8  # up to which the attention kernel for decoding is faster than torch's
 LEAST_WORK, NARROW = 1 << 21, 256  # multiplications from which, and channels up to which, our products are faster
+WIDE = f"both sides of the matrix have more than {NARROW} channels, where torch's product is faster"
 PACKED_WEIGHTS = 1 << 20  # of a linear map, up to which a decoding session holds them a second time, packed
+
+
+KERNEL, TORCH, SEPARATE = "regard", "torch", "separate ops"  # what an op runs on; the last: others do its work in turn
+NO_KERNEL = "regard has no kernel for it"
+
+
+class Decision(NamedTuple):
+    """What an op runs on: KERNEL, TORCH or SEPARATE; and why, where it is not a kernel."""
+
+    op: str
+    runs_on: str
+    why: str
 
 
 class _Switch(threading.local):
     off = False
+    decisions: Counter[Decision] | None = None
 
 
 _switch = _Switch()
+
+
+@contextmanager
+def recording() -> Iterator[Counter[Decision]]:
+    """Inside, in this thread, decisions are counted: how many calls of an op ran on what, and why."""
+    before, _switch.decisions = _switch.decisions, Counter()
+    try:
+        yield _switch.decisions
+    finally:
+        _switch.decisions = before
+
+
+def note(op: str, why: str = "", otherwise: str = TORCH) -> None:
+    """Count a decision where somebody is recording: for a kernel, or against it where there is a reason why."""
+    if _switch.decisions is not None and op:
+        _switch.decisions[Decision(op, otherwise if why else KERNEL, why)] += 1
 
 
 @contextmanager
@@ -60,29 +93,58 @@ def refusal(first: Tensor, *others: Tensor | None) -> str:
     return "torch.compile makes code of its own" if torch.compiler.is_compiling() else ""
 
 
-def kernels_for(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """Return the kernels if they can take these tensors, whether these learn or not."""
-    return None if refusal(first, *others) else load_kernels()
+def kernels_for(first: Tensor, *others: Tensor | None, op: str = "", unless: str = "") -> Kernels | None:
+    """Return the kernels if they can take these tensors, whether these learn or not.
+
+    op:     who asks, for those who record decisions.
+    unless: what the op itself has against its kernel; empty: nothing.
+    """
+    return _decided(op, unless or refusal(first, *others))
 
 
-def inference_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
+def inference_kernels(first: Tensor, *others: Tensor | None, op: str = "", unless: str = "") -> Kernels | None:
     """Return the kernels if they can take these tensors and there is nothing to learn from them."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (first, *others)):
-        return None
-    return kernels_for(first, *others)
+        unless = unless or "it is learned from, and this kernel has no backward pass"
+    return _decided(op, unless or refusal(first, *others))
+
+
+def product_kernels(op: str, rows: int, weight: Tensor, first: Tensor, *others: Tensor | None) -> Kernels | None:
+    """Return the kernels if they can take these tensors and our matrix product is faster as well."""
+    return _decided(op, refusal(first, *others) or _slower(load_kernels(), rows, weight))
+
+
+def _decided(op: str, reason: str) -> Kernels | None:
+    kernels = None if reason else load_kernels()
+    if _switch.decisions is not None:
+        note(op, "" if kernels is not None else reason or why_unavailable())
+    return kernels
 
 
 def explain(first: Tensor, *others: Tensor | None) -> str:
     """Return in a few words what computes ops on these tensors, and why."""
-    if reason := refusal(first, *others):
-        return f"torch: {reason}"
-    return "regard's kernels" if load_kernels() is not None else f"torch: {why_unavailable()}"
+    reason = refusal(first, *others) or why_unavailable()
+    return f"torch: {reason}" if reason else "regard's kernels"
 
 
 def is_product_faster(kernels: Kernels, rows: int, weight: Tensor) -> bool:
     """Return whether our matrix product is faster than torch's for so many rows: narrow ones, which torch spends too
     long on packing, on CPUs that its library was not tuned for."""
-    return kernels.multiplies and rows * weight.numel() >= LEAST_WORK and min(weight.shape) <= NARROW
+    reason = _slower(kernels, rows, weight)
+    if _switch.decisions is not None:
+        note("matrix product", reason)
+    return not reason
+
+
+def _slower(kernels: Kernels | None, rows: int, weight: Tensor) -> str:
+    """Return why torch's matrix product is to be preferred; an empty string where ours is faster."""
+    if kernels is None:
+        return ""
+    if not kernels.multiplies:
+        return "torch's products are tuned for this CPU"
+    if rows * weight.numel() < LEAST_WORK:
+        return "the product is so small that torch's is faster"
+    return WIDE if min(weight.shape) > NARROW else ""
 
 
 def is_few_rows(x: Tensor) -> bool:
@@ -108,7 +170,16 @@ def has_own_hooks(module: nn.Module) -> bool:
 
 def touched(module: nn.Module) -> bool:
     """Return whether its step is anything else than its class's `step`."""
-    return hooked(module) or is_replaced(vars(module), "step")
+    return bool(touch(module))
+
+
+def touch(module: nn.Module) -> str:
+    """Return what makes its step anything else than its class's `step`; an empty string where nothing does."""
+    if has_own_hooks(module):
+        return "has a hook or a forward of its own"
+    if any(GLOBAL_HOOKS):
+        return "is hooked, as all modules are"
+    return "has a step of its own" if is_replaced(vars(module), "step") else ""
 
 
 def inside_touched(module: nn.Module) -> bool:

@@ -37,6 +37,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 
+from .dispatch import NO_KERNEL, note
+
 CHUNK = 64  # positions whose weights are written down together; a power of 2
 
 
@@ -56,6 +58,7 @@ def fade(
     bonus: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
+    note("fade", NO_KERNEL)
     dtype, time, size = q.dtype, q.shape[2], chunk_size(q.shape[2], chunk)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (t.to(exact(dtype)) for t in (q, k, v))
