@@ -1,19 +1,41 @@
-"""What this machine has for regard, and what would make regard faster on it."""
+"""What this machine has for regard, what would make regard faster on it, and which op of a model runs on what.
+
+The latter is seen, not predicted: one training step and some decoding steps on random input, while ops/dispatch.py
+records what it decides.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard import __version__
+from regard.core import Model, Stack, Towers
+from regard.decode import DecodeConfig, Request, search
+from regard.look.profile import loss_of, random_batch
 from regard.machine import cpu_lines
 from regard.memory import machine_memory
 from regard.native.build import find_compiler, load_kernels, why_unavailable
+from regard.ops.accumulate import accumulate_into
+from regard.ops.dispatch import Decision, note, recording
+from regard.runs.settings import Settings
+from regard.train.learner import has_bfloat16
 
 INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "neon", "asimd", "sve")
+
+NEW_TOKENS = 4  # that are decoded
+WHOLE = ("fused step", "fused attention", "projected attention")  # ops that are made of others
 
 
 def examine() -> dict[str, Any]:
@@ -71,3 +93,89 @@ def _instruction_sets() -> list[str]:
 def _accelerators() -> list[str]:
     found = ["cuda"] if torch.cuda.is_available() else []
     return [*found, "mps"] if torch.backends.mps.is_available() else found
+
+
+def trace(model: Model | Towers, rows: int = 16, length: int = 64) -> dict[str, list[dict[str, Any]] | None]:
+    """Return for training and for decoding what each op of a model runs on, why, and how often it was called; None for
+    decoding where the model does not step. The recipe's settings count: precision, checkpointing, beam."""
+    was_training, grads = model.training, [p.grad for p in model.parameters()]
+    try:
+        return {"training": _training(model, rows, length), "decoding": _decoding(model, rows, length)}
+    finally:
+        model.train(was_training)
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter.grad = grad
+
+
+def _training(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]]:
+    settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
+    model.train()
+    device = next(model.parameters()).device
+    batch = random_batch(model, rows, length)
+    casts = settings.precision == "bfloat16" and has_bfloat16(device)
+    precision = torch.autocast(device.type, dtype=torch.bfloat16) if casts else nullcontext()
+    with _checkpointing(model, settings.gradient_checkpointing), _watching() as seen:
+        with accumulate_into(_Buffers(), 1 / batch[0].numel()):
+            with precision:
+                loss = loss_of(model, batch)
+            loss.backward()
+    return _rows(seen)
+
+
+class _Buffers:
+    """Take gradients as in training, and forget them."""
+
+    def room(self, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+
+@torch.no_grad()
+def _decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]] | None:
+    if isinstance(model, Towers) or model.head.pools or not (model.stack.streams and model.head.streams):
+        return None
+    model.eval()
+    config = replace(DecodeConfig.read(getattr(model, "recipe", {}).get("decode", {})), speculate=0, shortlist=False)
+    if model.limit is not None:
+        length = max(min(length, model.limit - NEW_TOKENS), 1)
+    tokens, source = random_batch(model, rows, length)
+    most = torch.full((rows,), min(NEW_TOKENS, model.limit or NEW_TOKENS), device=tokens.device)
+    with _watching() as seen:
+        memory = None if source is None else model.encode(source)
+        prefix = tokens if memory is None else tokens[:, :1]
+        search(model, Request(prefix, -1, most, None, memory), config)  # no token ends it
+    return _rows(seen)
+
+
+@contextmanager
+def _checkpointing(model: Model | Towers, on: bool) -> Iterator[None]:
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    before = [stack.recompute for stack in stacks]
+    try:
+        for stack in stacks:
+            stack.recompute = on
+        yield
+    finally:
+        for stack, recompute in zip(stacks, before, strict=True):
+            stack.recompute = recompute
+
+
+@contextmanager
+def _watching() -> Iterator[Counter[Decision]]:
+    with recording() as seen, _OwnLinears():
+        yield seen
+
+
+class _OwnLinears(TorchFunctionMode):
+    """Notes the linear maps for which nobody asks dispatch: those of parts that call torch's themselves."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and not sys._getframe(1).f_globals["__name__"].startswith("regard.ops."):
+            note("linear", "the part calls torch.nn.Linear itself")
+        return func(*args, **(kwargs or {}))
+
+
+def _rows(seen: Counter[Decision]) -> list[dict[str, Any]]:
+    """What is made of other ops first, then in the order of the first call."""
+    order = list(dict.fromkeys([*WHOLE, *(decision.op for decision in seen)]))
+    found = sorted(seen.items(), key=lambda item: order.index(item[0].op))
+    return [decision._asdict() | {"calls": calls} for decision, calls in found]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Position, Score, Tap, UserError
+from regard.ops.dispatch import note
 
 from . import blocks, dense, flex, reference
 from .attention_mask import AttentionMask
@@ -65,12 +66,27 @@ class Attend(nn.Module):
     def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
         weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
-        if self.weights.watched or not score.is_dot or position.acts("read"):
+        if why := self._needs_weights(score, position):
+            note("attention", why)
             return "reference"
         if see.row_owner is not None:
             return "sdpa"
-        if self.kernel in ("reference", "sdpa"):
-            return self.kernel
+        if self.kernel == "sdpa":
+            return "sdpa"
         if self.kernel == "auto":
-            return "blocks" if blocks.pays(q.shape[2], q.device, see, position, drop) else "sdpa"
-        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].can(see) else "sdpa"
+            if not blocks.pays(q.shape[2], q.device, see, position, drop):
+                return "sdpa"
+            note("attention", "the pattern leaves so much out that torch is faster block by block")
+            return "blocks"
+        if self.kernel != "reference" and not {"blocks": blocks, "flex": flex}[self.kernel].can(see):
+            return "sdpa"
+        note("attention", f"kernel = '{self.kernel}' is asked for")
+        return self.kernel
+
+    def _needs_weights(self, score: Score, position: Position) -> str:
+        """Return why the weights have to be written down; an empty string where they need not."""
+        if self.weights.watched:
+            return "its weights are watched"
+        if not score.is_dot:
+            return "its score is no dot product"
+        return "its position reads the weights" if position.acts("read") else ""

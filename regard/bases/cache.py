@@ -39,7 +39,8 @@ class Cache(NamedTuple):
 
     def reorder(self, rows: Tensor) -> Cache:
         """As `select`, but nothing is copied: it is noted which row holds what."""
-        if len(rows) > len(self.keys) or inference_kernels(self.keys) is None:
+        unless = "there are more rows than before" if len(rows) > len(self.keys) else ""
+        if inference_kernels(self.keys, op="cache reorder", unless=unless) is None:
             return self.select(rows)
         if self.row_owner is None:
             return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())

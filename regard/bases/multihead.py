@@ -26,7 +26,17 @@ from regard.core import (
 )
 from regard.core.fusion import AttentionStep, FusedAttention
 from regard.ops.attention import projected_attention
-from regard.ops.dispatch import inference_kernels, inside_touched, is_few_rows, kernels_for, plain_linears
+from regard.ops.dispatch import (
+    NOT_PLAIN,
+    SEPARATE,
+    inference_kernels,
+    inside_touched,
+    is_few_rows,
+    kernels_for,
+    note,
+    plain_linears,
+    refused,
+)
 from regard.pattern.analysis import blind, pairs, slots
 from regard.schema import name_of
 
@@ -152,25 +162,46 @@ class MultiHead(Mixer[Cache | Source]):
 
     def _forward_fused(self, x: Tensor, context: Context) -> Tensor | None:
         """Return the same by one op with its gradient; None where it does more than that op."""
+        found = self._one_op(x, context)
+        if isinstance(found, str):
+            note("projected attention", found, SEPARATE)
+            return None
+        note("projected attention")
+        return found
+
+    def _one_op(self, x: Tensor, context: Context) -> Tensor | str:
+        """Return the same, or why it does more than that op."""
         dropout = self.attend.dropout if self.training else 0.0
-        if not self._plain or self._spins or not self.attend.usual or dropout or self._places_learn or not x.numel():
-            return None
+        if more := self._more:
+            return more
+        if self._spins:
+            return "the position turns queries and keys after they are projected"
+        if not self.attend.usual:
+            return "its weights are watched, or another kernel is asked for"
+        if dropout:
+            return "attention weights are dropped out, and the kernel drops none"
+        if self._places_learn:
+            return "the position's bias learns, and the kernel has no gradient of it"
+        if not x.numel():
+            return "there is no position"
         linears = (self.q, self.k, self.v, self.out)
-        if not plain_linears(*linears) or (is_few_rows(x) and not torch.is_grad_enabled()):
-            return None
+        if not plain_linears(*linears):
+            return NOT_PLAIN
+        if is_few_rows(x) and not torch.is_grad_enabled():
+            return "for so few rows without gradients single ops are faster"
         projections = [tensor for m in linears for tensor in (m.weight, m.bias)]  # type: ignore[union-attr]
         memory = None if self.over == "self" else self._memory(context).x
         kernels = kernels_for(x, memory, *projections)  # type: ignore[arg-type]
         if kernels is None:
-            return None
+            return refused(x, memory, *projections)  # type: ignore[arg-type]
         if memory is not None:
             if len(memory) != len(x) or not memory.numel():
-                return None
+                return "rows share a memory, or it is empty"
             see = self._across(self._sources(context)[1], context)
         else:
             see = context.once(("whole", self.pattern), lambda: self._whole(context))
             if blocks.pays(x.shape[1], x.device, see, self.position, dropout):
-                return None
+                return "the pattern leaves so much out that torch is faster block by block"
         assert self.score.factor is not None
         causal = see.causal_only and not self._biased
         added = None if causal else self._added(see, x)
@@ -232,7 +263,8 @@ class MultiHead(Mixer[Cache | Source]):
         return torch.cat(outputs, 1), state
 
     def fused(self) -> FusedAttention | None:
-        if not self._plain or not self.attend.usual or not self.streams:
+        if self._more or not self.attend.usual or not self.streams:
+            note("fused attention", self._more or "its weights are watched, or it looks ahead", SEPARATE)
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
         assert self.score.factor is not None
@@ -299,13 +331,19 @@ class MultiHead(Mixer[Cache | Source]):
         return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
 
     @property
-    def _plain(self) -> bool:
-        """Whether nothing is done to queries, keys and values but maps, a factor, and turns of the first two."""
+    def _more(self) -> str:
+        """What is done to queries, keys and values besides maps, a factor, and turns of the first two; an empty string:
+        nothing."""
+        if type(self).look is not MultiHead.look or type(self).step is not MultiHead.step:
+            return "the mixer looks or steps in a way of its own"
+        if not (self.norm.idle and self.q_norm.idle and self.k_norm.idle):
+            return "there is a norm on queries and keys, or on what the heads find"
         acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
-        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
-        own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
-        asks = acts or self.position.asks or self.score.factor is None
-        return own and idle and not asks and not inside_touched(self)
+        if acts or self.position.asks:
+            return "the position does more than to turn queries and keys or to add a bias"
+        if self.score.factor is None:
+            return "its score is more than a scaled dot product"
+        return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
 
     @property
     def _places_learn(self) -> bool:

@@ -17,13 +17,14 @@ from regard.core import UserError, select
 from regard.native.decode import likeliest as best_words
 from regard.native.matmul import pack_matrix
 from regard.ops.cross_entropy import BITS
-from regard.ops.dispatch import inference_kernels
+from regard.ops.dispatch import inference_kernels, note, refused
 from regard.ops.top_k import top
 
 from .result import Hypothesis, Next, Request, Stepper, must_be_numbers
 from .session import session
 
 EARLY_STOPPING = ("full", "heuristic", "never")
+TOP_K = "top-k of logits"
 FEW = 24  # rows, below which their words are found without the table in another order
 
 
@@ -89,13 +90,24 @@ def chooser(model: Stepper, request: Request, wide: int) -> Callable[[Next], tup
     known = model.output_projection() if request.rule is None and hasattr(model, "output_projection") else None
     fast = None if known is None else inference_kernels(known[1])
     if known is None or fast is None or wide > min(fast.keep, len(known[1])) or not known[1].is_contiguous():
-        return lambda coming: likeliest(coming, wide)
+        if known is None:
+            why = "logits are not one product with a table, or a rule changes them"
+        else:
+            why = refused(known[1]) or "too many are wanted, or the table is not contiguous"
+
+        def in_turn(coming: Next) -> tuple[Tensor, Tensor]:
+            note(TOP_K, why)
+            return likeliest(coming, wide)
+
+        return in_turn
     before, table, bias = known
     packed: list[Tensor] = []
 
     def choose(coming: Next) -> tuple[Tensor, Tensor]:
         if len(coming.x) < FEW:  # and not worth a copy of the table
+            note(TOP_K, f"fewer than {FEW} rows, which are not worth a packed copy of the table")
             return likeliest(coming, wide)
+        note(TOP_K)
         packed[:] = packed or [pack_matrix(fast, table.T).numbers]
         return best_words(fast, before(coming.x).contiguous(), packed[0], bias, len(table), wide)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UserError, select
+from regard.ops.dispatch import NO_KERNEL, note
 
 from .result import Hypothesis, Request, Stepper, must_be_numbers
 from .session import session
@@ -137,6 +138,7 @@ def chosen(
 ) -> tuple[Tensor, Tensor]:
     """scores (rows, vocab) -> a token for each row, and its log p by the model itself. before (rows, time): what a row
     holds, where repeats are discouraged; chance (rows,): above 0, up to 1, where tokens are drawn."""
+    note("choice of tokens", NO_KERNEL)
     penalized = (
         scores
         if sampling.repetition_penalty == 1 or before is None

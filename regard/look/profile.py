@@ -65,12 +65,12 @@ def training(model: Model | Towers, rows: int, length: int, settings: Settings |
     settings = settings or Settings()
     optimizer = Optimizer(model, settings)
     labels = Labels(model)
-    batch = _draw(model, rows, length)
+    batch = random_batch(model, rows, length)
 
     def step() -> None:
         optimizer.zero_grad()
         with labels.named("loss"):
-            loss = _loss(model, batch)
+            loss = loss_of(model, batch)
         loss.backward()
         with labels.named(f"optimizer {settings.optimizer}"):
             optimizer.step(settings.lr, float(optimizer.norm()))
@@ -78,7 +78,7 @@ def training(model: Model | Towers, rows: int, length: int, settings: Settings |
     taken = _times(step)
     found = _by_part(_watched(labels, step))
     with labels.on(), labels.keeping() as kept:
-        loss = _loss(model, batch)
+        loss = loss_of(model, batch)
     for part, size in kept.items():
         found.setdefault(part, Row(part)).kept = size
     del loss
@@ -100,7 +100,7 @@ def decoding(model: Model | Towers, rows: int, length: int) -> Step | None:
         length = model.limit - more
         if length < 1:
             raise UserError(f"a model of {model.limit} positions has no room for a step to be measured")
-    tokens, source = _draw(model, rows, length + more)
+    tokens, source = random_batch(model, rows, length + more)
     known = {} if source is None else {"source": source[:, :length]}
     state = model.start(rows, length + more, **known)
     _, state = model.step(tokens[:, :length], state)
@@ -201,7 +201,7 @@ def _label(path: str, module: nn.Module, known: dict[nn.Module, str], model: nn.
     return None
 
 
-def _draw(model: Model | Towers, rows: int, length: int) -> tuple[Tensor, Tensor | None]:
+def random_batch(model: Model | Towers, rows: int, length: int) -> tuple[Tensor, Tensor | None]:
     """Random input for both sides, as long as their positions allow."""
     device = next(model.parameters()).device
     if isinstance(model, Towers):
@@ -216,7 +216,7 @@ def _draw(model: Model | Towers, rows: int, length: int) -> tuple[Tensor, Tensor
     return tokens, model.source_embed.draw(rows, reach).to(device)
 
 
-def _loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:
+def loss_of(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:
     tokens, source = batch
     if isinstance(model, Towers):
         return model(tokens, source).float().square().mean()

@@ -30,6 +30,7 @@ PACKED_WEIGHTS = 1 << 20  # of a linear map, up to which a decoding session hold
 
 KERNEL, TORCH, SEPARATE = "regard", "torch", "separate ops"  # what an op runs on; the last: others do its work in turn
 NO_KERNEL = "regard has no kernel for it"
+NOT_PLAIN = "a linear map is not a plain torch.nn.Linear: hooked, parametrized or replaced"
 
 
 class Decision(NamedTuple):
@@ -121,9 +122,14 @@ def _decided(op: str, reason: str) -> Kernels | None:
     return kernels
 
 
+def refused(first: Tensor, *others: Tensor | None) -> str:
+    """Return why there are no kernels for these tensors; an empty string where there are."""
+    return refusal(first, *others) or why_unavailable()
+
+
 def explain(first: Tensor, *others: Tensor | None) -> str:
     """Return in a few words what computes ops on these tensors, and why."""
-    reason = refusal(first, *others) or why_unavailable()
+    reason = refused(first, *others)
     return f"torch: {reason}" if reason else "regard's kernels"
 
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import masked_softmax
+from .dispatch import NO_KERNEL, note
 from .join import Part, few, join
 
 AT_ONCE = 1 << 22  # comparisons of one new position with one old one that live together
@@ -54,6 +55,7 @@ class Rule(NamedTuple):
 def bucket(x: Tensor, rotations: Tensor, buckets: tuple[int, ...]) -> Tensor:
     """x (batch, heads, time, dim), rotations (heads, dim, rounds, sum of buckets / 2) -> (batch, heads, rounds, time).
     Several numbers of buckets are hashed each for itself, and there are as many in all as their product."""
+    note("lsh", NO_KERNEL)
     turned = torch.einsum("bhnd,hdri->bhrni", x.detach(), rotations.to(x.dtype))
     found, stride = torch.zeros(turned.shape[:-1], dtype=torch.long, device=x.device), 1
     for some, count in zip(turned.split([count // 2 for count in buckets], -1), buckets, strict=True):

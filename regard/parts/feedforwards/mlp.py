@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
 from regard.core.fusion import FusedMlp
 from regard.ops.activation import activation as activation_function
-from regard.ops.dispatch import inside_touched, plain_linears
+from regard.ops.dispatch import NOT_PLAIN, inside_touched, note, plain_linears
 from regard.ops.mlp import FUSED_ACTIVATIONS, mlp
 
 
@@ -42,19 +42,26 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self._plain and plain_linears(self.into, self.out):
+        why = self._more or ("" if plain_linears(self.into, self.out) else NOT_PLAIN)
+        if not why:
             into, out = self.into, self.out
             return mlp(x, into.weight, into.bias, self.activation, out.weight, out.bias)
+        note("mlp", why)
         return self.out(self.norm(self.drop(self.activate(self.into(x))), context.valid))
 
     def fused(self) -> FusedMlp | None:
-        return FusedMlp(self.into, self.out, self.activation) if self._plain else None
+        return None if self._more else FusedMlp(self.into, self.out, self.activation)
 
     @property
-    def _plain(self) -> bool:
-        """Whether there is nothing between the two maps but an activation that ops know."""
-        drops = self.training and self.drop.rate
-        return self.activation in FUSED_ACTIVATIONS and self.norm.idle and not drops and not inside_touched(self)
+    def _more(self) -> str:
+        """What there is between the two maps besides an activation that ops know; an empty string: nothing."""
+        if self.activation not in FUSED_ACTIVATIONS:
+            return "the kernel does not know its activation"
+        if not self.norm.idle:
+            return "there is a norm between the two linear maps"
+        if self.training and self.drop.rate:
+            return "hidden channels are dropped out"
+        return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)
