@@ -143,12 +143,17 @@ def verify(
     sets: Sets = None,
     parts: Parts = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of what is tried.")] = 0,
+    golden: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Golden files of originals; else REGARD_GOLDEN, or a checkout's."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run the laws on this machine, and the comparison with the originals where there is a golden."""
     if not name.endswith(".py"):
         recipes.read(name)  # a typo is told before torch is imported
     from regard.verify import report
+    from regard.verify.golden import looking_in
 
     if name.endswith(".py"):
         add_parts(parts)
@@ -156,7 +161,7 @@ def verify(
     if size is None and "tiny" in recipes.sizes(name):
         size = "tiny"
     recipe = load_recipe(name, size, sets, parts, SMALL_VOCAB, False)
-    with told_of(name):
+    with looking_in(golden), told_of(name):
         return _judge(name + (f", size {size}" if size else ""), report.of_recipe(recipe, seed), as_json)
 
 

@@ -34,6 +34,7 @@ class Section(NamedTuple):
 
 def of_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
     """The laws on the built model, then parity with every original that the recipe names."""
+    golden.folder()  # one that is not there is told first
     torch.manual_seed(seed)
     yield Section("laws", obeys(build(recipe), seed))
     systems = recipe.get("golden", [])
@@ -75,12 +76,16 @@ def _where(error: Exception) -> str:
 def parity(system: str) -> Section:
     """Outputs and gradients against an original implementation: one finding for each of its golden files."""
     title = f"parity with {system}"
-    files, cases = golden.found(system), golden.cases()
+    where, files, cases = golden.folder(), golden.found(system), golden.cases()
+    if where is None:
+        return Section(title, iter(()), f"not compared: golden files are not installed with regard; {golden.HOW}")
     if not files:
-        return Section(title, iter(()), f"no golden: there is no {system}-*.safetensors in {short(golden.folder())}")
+        there = f"there is no {system}-*.safetensors in {short(where)}"
+        return Section(title, iter(()), f"no golden: {there}; {golden.HOW}")
     if system not in cases:
         known = nearest(system, cases) if cases else ""
-        return Section(title, iter(()), f"not compared: tests/parity holds no case for it{known}")
+        there = f"neither {short(where)} nor tests/parity of a checkout holds a case for it"
+        return Section(title, iter(()), f"not compared: {there}{known}")
 
     def one(path: Path) -> Finding:
         findings = cases[system](golden.Golden(path))
