@@ -114,11 +114,11 @@ def _training(model: Model | Towers, rows: int, length: int) -> list[dict[str, A
     batch = random_batch(model, rows, length)
     casts = settings.precision == "bfloat16" and has_bfloat16(device)
     precision = torch.autocast(device.type, dtype=torch.bfloat16) if casts else nullcontext()
-    with _checkpointing(model, settings.gradient_checkpointing), _watching() as seen:
-        with accumulate_into(_Buffers(), 1 / batch[0].numel()):
-            with precision:
-                loss = loss_of(model, batch)
-            loss.backward()
+    accumulating = accumulate_into(_Buffers(), 1 / batch[0].numel())
+    with _checkpointing(model, settings.gradient_checkpointing), _watching() as seen, accumulating:
+        with precision:
+            loss = loss_of(model, batch)
+        loss.backward()
     return _rows(seen)
 
 

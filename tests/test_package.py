@@ -78,8 +78,8 @@ def test_it_says_where_golden_files_are_looked_for(wheel, tmp_path):
         return done.stdout + done.stderr
 
     assert told() == (
-        "not compared: golden files are not installed with regard; say --golden FOLDER or set REGARD_GOLDEN, for example "
-        "to tests/golden of a checkout of regard\n"
+        "not compared: golden files are not installed with regard; say --golden FOLDER or set REGARD_GOLDEN, for "
+        "example to tests/golden of a checkout of regard\n"
     )
     assert "no golden: there is no attn_dot-*.safetensors in " in told(REGARD_GOLDEN=str(tmp_path))
     assert "REGARD_GOLDEN: there is no folder 'nowhere'" in told(REGARD_GOLDEN="nowhere")

@@ -39,7 +39,6 @@ from regard.schema import name_of
 
 from .int8 import Int8Linear
 
-
 FUSED = "fused step"
 
 

@@ -2,7 +2,7 @@
 
 An op asks `kernels_for(tensors)`, or `inference_kernels(tensors)` where it has no backward pass. A part that hands the
 weights of its submodules to an op asks first whether they are `plain_linears`, so that hooks and replacements count.
-Whoever asks gives the op's name, and what speaks against a kernel that only the op can know; `recording` counts what was
+Whoever asks gives the op's name, and what only the op knows to speak against a kernel; `recording` counts what was
 decided, and `regard doctor` prints it.
 """
 

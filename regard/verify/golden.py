@@ -58,8 +58,8 @@ def looking_in(folder: Path | None) -> Iterator[None]:
 
 
 def folder() -> Path | None:
-    """Return where golden files are: in the folder that was asked for, else in the one that REGARD_GOLDEN names, else in
-    the checkout's tests/golden; None where regard is installed without a checkout."""
+    """Return where golden files are: the folder that was asked for, else the one that REGARD_GOLDEN names, else the
+    checkout's tests/golden; None where regard is installed without a checkout."""
     if _given:
         return _given[-1]
     if named := os.environ.get("REGARD_GOLDEN"):
