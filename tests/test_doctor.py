@@ -169,3 +169,18 @@ def test_bad_names_are_told_in_one_sentence(capsys, tmp_path):
         assert sentence in told.err
         assert told.err.count("\n") == 1
         assert not told.out
+
+
+def test_a_run_with_settings_of_its_own(capsys, tmp_path):
+    """Its precision and its beam count."""
+    rows = [f"{a} {b}\t{b} {a}" for a in "abcdefgh" for b in "abcdefgh"]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows) + "\n")
+    given = ["train", "transformer", "--size", "tiny", "--data", str(tmp_path / "pairs.tsv"), "--tokenizer", "words"]
+    given += ["--steps", "1", "--set", "model.width=16", "--set", "model.depth=1", "--out", str(tmp_path / "run")]
+    assert main([*given, "--set", "train.precision=bfloat16", "--set", "decode.beam=3"]) == 0
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path / "run"), "--rows", "3", "--length", "13", "--json"]) == 0
+    ops = json.loads(capsys.readouterr().out)["ops"]
+    why = {row["op"]: row["why"] for row in ops["training"]}
+    assert why["mlp"] == "autocast chooses the dtype of every operation"
+    assert "top-k of logits" in {row["op"] for row in ops["decoding"]}
