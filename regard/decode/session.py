@@ -143,7 +143,8 @@ class FusedStack:
             for index, (branch, mixer) in enumerate(layer.branches.items()):  # type: ignore[union-attr, operator]
                 around, declared = layer.wiring.norms_around(index), mixer.fused()  # type: ignore[union-attr, operator]
                 if declared is None:
-                    return f"the {branch} '{name_of(mixer)}' declares nothing to fuse"
+                    which = branch if branch in ("mixer", "feedforward") else f"{branch} mixer"
+                    return f"the {which} '{name_of(mixer)}' declares nothing to fuse"
                 if around is None:
                     return f"the wiring '{name_of(layer.wiring)}' does more than the fused step knows"
                 both = _norms(around, x)

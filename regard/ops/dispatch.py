@@ -195,7 +195,7 @@ def inside_touched(module: nn.Module) -> bool:
 
 def is_replaced(own: dict[str, Any], method: str) -> bool:
     """Return whether a module, given by its attributes, has a method of its own in place of its class's."""
-    return method in own and not getattr(own[method], "only_watches", False)
+    return callable(own.get(method)) and not getattr(own[method], "only_watches", False)
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
