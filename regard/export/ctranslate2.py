@@ -113,10 +113,10 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
     if name_of(position) == "rotary":
         if position.strength != 1 or name_of(embed.position) != "none":
             _refuse("rotary positions that are scaled, or that come on top of others")
-        base = position.rates[1] ** -(position.turned / 2) if len(position.rates) > 1 else 10000.0
-        if not np.allclose(position.rates, [base ** (-2 * i / position.turned) for i in range(position.turned // 2)]):
+        base = position.rates[1] ** -(position.rotated / 2) if len(position.rates) > 1 else 10000.0
+        if not np.allclose(position.rates, [base ** (-2 * i / position.rotated) for i in range(position.rotated // 2)]):
             _refuse("rotary positions that are scaled")
-        turned = {"rotary_dim": position.turned, "rotary_interleave": position.layout == "interleaved"}
+        turned = {"rotary_dim": position.rotated, "rotary_interleave": position.layout == "interleaved"}
         given |= turned | {"rotary_base": base}
     elif name_of(position) not in ("none", "alibi"):
         _refuse(f"the position '{name_of(position)}' in attention")

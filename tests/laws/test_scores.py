@@ -84,11 +84,11 @@ def test_cosine_of_nothing_is_finite():
     assert bool(torch.isfinite(q.grad).all())
 
 
-def test_location_refuses_places_that_it_does_not_know():
+def test_location_refuses_positions_beyond_its_length():
     mixer = attention("location", 0)
     with torch.no_grad():
         mixer(torch.randn(2, 29, 24), Context.begin(2, 29))
-        with pytest.raises(UserError, match="knows 29 places, and a key stands at 29"):
+        with pytest.raises(UserError, match="has 29 positions, and there is a key at position 29"):
             mixer(torch.randn(2, 30, 24), Context.begin(2, 30))
         across = attention("location", 0, over="memory")
         memory = Memory(torch.randn(2, 30, 24), torch.arange(30)[None] < torch.tensor([[7], [29]]))

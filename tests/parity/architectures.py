@@ -333,10 +333,10 @@ def floater(golden: Golden) -> list[Finding]:
     tokens = golden.input("src")
     out = stack(embed(tokens) * width**0.5, Context.begin(*tokens.shape, valid=tokens != embed.padding_idx))
     parts = [layer.branches["mixer"].position for layer in stack.layers]
-    moved = [torch.stack([p.places(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
+    moved = [torch.stack([p.vectors(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
     findings = golden.compare({"encoder_out": out.transpose(0, 1), "bias_traj": torch.stack(moved, 1)})
     with torch.no_grad():  # where they are kept
-        moved = [torch.stack([p.places(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
+        moved = [torch.stack([p.vectors(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
     return findings + golden.compare({"bias_traj": torch.stack(moved, 1)}, gradients=False)
 
 

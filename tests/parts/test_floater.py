@@ -39,7 +39,7 @@ def test_an_equation_with_a_known_solution(step, near, learning):
     position = fading(1.5, dt=0.05, step=step)
     with torch.set_grad_enabled(learning):
         for role in range(3):
-            found = position.places(role, 41).detach()
+            found = position.vectors(role, 41).detach()
             time = 0.05 * torch.arange(41, dtype=torch.float64)[:, None]
             assert laws.differ(found, position.begin[role].detach() * torch.exp(-1.5 * time)) < near
 
@@ -52,17 +52,17 @@ def test_time_itself_moves_it():
         position.flow.out.bias.zero_()
         position.flow.out.weight[:, -1] = 3.0
     time = 0.1 * torch.arange(23, dtype=torch.float64)[:, None]
-    assert laws.differ(position.places(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
+    assert laws.differ(position.vectors(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
 
 
 @pytest.mark.parametrize("step", [0.5, 1, 5])
 def test_a_place_does_not_depend_on_the_length(step):
     position = make(step=step, dt=0.1)
-    long = position.places(0, 71).detach()
+    long = position.vectors(0, 71).detach()
     for count in (1, 2, 13, 70):
-        assert laws.differ(position.places(0, count).detach(), long[:count]) < 1e-14
+        assert laws.differ(position.vectors(0, count).detach(), long[:count]) < 1e-14
     with torch.no_grad():
-        assert laws.differ(position.places(0, 71), long) < 1e-12
+        assert laws.differ(position.vectors(0, 71), long) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["begin", "flow.into.weight", "flow.out.bias"])
@@ -125,7 +125,7 @@ def test_half_floats_are_solved_in_single_precision():
     position = make(dt=0.1, step=1).bfloat16()
     exact = make(dt=0.1, step=1)
     exact.load_state_dict(position.state_dict())
-    found, want = (p.places(2, 200).detach().double() for p in (position, exact))
+    found, want = (p.vectors(2, 200).detach().double() for p in (position, exact))
     assert laws.differ(found, want) < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""No normalisation."""
+"""No normalization."""
 
 from torch import Tensor
 

@@ -1,5 +1,5 @@
-"""Blocks that see only themselves, and what stands just before or after them: block-diagonal attention, segments with a
-memory, windows of whole blocks.
+"""Block attention: a query attends to the keys of its own block, and to some keys just before or after that block.
+Covers block-diagonal attention, segments with a memory, and windows of whole blocks.
 
     query // size * size - before  <=  key  <  (query // size + 1) * size + after
 
@@ -19,9 +19,9 @@ from regard.pattern.algebra import whole
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """size: positions of a block.
-    before: so many positions before the block are seen too, by all in it.
-    after: and so many after it.
+    """size: positions in a block.
+    before: positions before the block that all of its queries also see.
+    after: positions after the block that all of its queries also see.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -40,8 +40,8 @@ class Block(Pattern):
         whole("block.after", self.after, 0)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        ahead = key_at - query_at // self.size * self.size  # of the query's block
-        return (ahead >= -self.before) & (ahead < self.size + self.after)
+        offset = key_at - query_at // self.size * self.size  # from the start of the query's block
+        return (offset >= -self.before) & (offset < self.size + self.after)
 
     def reaching(self, positions: int) -> Pattern:
         return replace(self, before=positions)

@@ -1,6 +1,7 @@
-"""A window with gaps: neighbours at every `rate`-th place, so that few keys reach far (also called atrous).
+"""A dilated window: a query attends to neighbors at every `rate`-th position, so that few keys reach far (also called
+atrous).
 
-    age a multiple of rate, and 0 <= age / rate < size        where age = query - key; below 0 as far as `ahead` goes
+    age a multiple of rate, and 0 <= age / rate < size        where age = query - key; down to -`ahead` for later keys
 
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150.
 """
@@ -16,9 +17,9 @@ from regard.pattern.algebra import whole
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """size:  how many places are seen, the query's own included.
-    rate:  the distance between two of them; 1 is a plain window.
-    ahead: how many places are seen after the query; None: as many as before, size - 1.
+    """size:  number of positions that a query sees, its own included.
+    rate:  distance between two of them; 1 is a plain window.
+    ahead: number of positions seen after the query; None: size - 1, as many as before it.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -42,12 +43,12 @@ class Dilated(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         age = query_at - key_at
-        places = age // self.rate
+        steps = age // self.rate
         after = self.size - 1 if self.ahead is None else self.ahead
-        return (age % self.rate == 0) & (places < self.size) & (places >= -after)
+        return (age % self.rate == 0) & (steps < self.size) & (steps >= -after)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return -((key_at - now) // self.rate) < self.size  # places, rounded up
+        return -((key_at - now) // self.rate) < self.size  # age / rate, rounded up
 
     def kin(self, at: Tensor) -> Tensor:
         return at % self.rate

@@ -1,4 +1,4 @@
-"""The first few keys, which everybody may see: where attention goes that wants to look at nothing ("sinks").
+"""Attention sinks: every query attends to the first `count` keys, which absorb attention that has nowhere to go.
 
     key < count
 
@@ -18,7 +18,7 @@ from regard.pattern.algebra import whole
 
 @dataclass(frozen=True)
 class First(Pattern):
-    """count: how many keys from the beginning of the sequence."""
+    """count: number of keys from the start of the sequence."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 3},)
     count: int

@@ -1,6 +1,6 @@
-"""A few positions that see everybody and are seen by everybody: the hubs of a sparse pattern.
+"""Global tokens: a few positions attend to everything, and every query attends to them.
 
-    query in hubs    or    key in hubs
+    query is global    or    key is global
 
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150; Zaheer et al. 2020, "Big Bird", arXiv:2007.14062.
 """
@@ -17,8 +17,8 @@ from regard.pattern.algebra import whole
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """count: the first so many positions.
-    at:    further positions, wherever they are: global_tokens(at=(0, 17, 35)).
+    """count: number of global positions at the start of the sequence.
+    at:    further global positions: global_tokens(at=(0, 17, 35)).
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2}, {"at": (0, 9, 21)}, {"count": 1, "at": (30,)})
@@ -36,12 +36,13 @@ class GlobalTokens(Pattern):
         object.__setattr__(self, "at", tuple(self.at))
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        return self._hub(query_at) | self._hub(key_at)
+        return self._is_global(query_at) | self._is_global(key_at)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return self._hub(key_at) | (now <= max(self.count - 1, *self.at, -1))  # until the last hub has looked
+        last = max(self.count - 1, *self.at, -1)
+        return self._is_global(key_at) | (now <= last)  # all keys are kept until the last global query
 
-    def _hub(self, at: Tensor) -> Tensor:
+    def _is_global(self, at: Tensor) -> Tensor:
         first = (at >= 0) & (at < self.count)
         if not self.at:
             return first

@@ -1,4 +1,5 @@
-"""A prompt that all may read, itself in both directions, before a text that is written from left to right.
+"""Prefix attention: every query attends to the first `count` keys, so that a prompt is read in both directions before
+a text that is generated from left to right.
 
     key < count        in `causal | prefix(count)`
 
@@ -18,7 +19,7 @@ from regard.pattern.algebra import whole
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Pattern):
-    """count: how long the prompt is, or a tensor (batch,) of how long each one of a batch is."""
+    """count: length of the prefix, or a tensor (batch,) with the length in each row."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 7}, {"count": torch.tensor([4, 11], device="cpu")})
     count: int | Tensor

@@ -1,8 +1,9 @@
-"""Two positions at once, such as rotary queries and keys with a learned bias on top: each acts where it acts.
+"""Two positions combined, such as rotary queries and keys with a learned bias on the scores.
 
     q -> two(one(q))      k -> two(one(k))      bias = bias of one + bias of two
 
-Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, turns queries and keys and adds a bias as T5's.
+Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447, rotates queries and keys and adds a T5
+bias.
 """
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from regard.schema import name_of
 
 
 class Both(Position):
-    """one, two: positions that act in attention, one of which at most compares its places with the query."""
+    """one, two: positions that act in attention. At most one of them may compute its bias from the query."""
 
     examples = (
         {"one": "rotary", "two": "t5"},
@@ -27,7 +28,7 @@ class Both(Position):
             if position.acts("embed"):
                 raise UserError(f"position '{name_of(position)}' acts on token vectors: name it in the embed")
         if self.one.asks and self.two.asks:
-            raise UserError("only one of two positions may compare places with the query")
+            raise UserError("only one of the two positions may compute its bias from the query")
         self.relative = self.one.relative and self.two.relative
         self.asks = self.one.asks or self.two.asks
 

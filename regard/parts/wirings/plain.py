@@ -1,4 +1,4 @@
-"""No residual: one branch after the other, as in recurrent encoder-decoders. Widths may change."""
+"""No residual: branches are applied one after the other, as in recurrent encoder-decoders. Widths may change."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from regard.core.wiring import Branch
 
 
 class Plain(Wiring):
-    """dropout: of what each branch gives."""
+    """dropout: dropout on the output of each branch."""
 
     residual = False
 

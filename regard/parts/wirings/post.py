@@ -1,4 +1,4 @@
-"""Post-norm: the sum of stream and branch is normalised, as in the original Transformer.
+"""Post-norm: the sum of the stream and the branch is normalized, as in the original Transformer.
 
     x <- norm(x + f(x))
 
@@ -14,7 +14,7 @@ from regard.core.wiring import Branch
 
 
 class Post(Wiring):
-    """dropout: of what a branch adds."""
+    """dropout: dropout on the output of each branch."""
 
     def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sandwich norm: one norm before a branch and one after it, so that what is added to the stream stays small.
+"""Sandwich norm: one norm before each branch and one after it, which bounds what is added to the stream.
 
     x <- x + norm(f(norm(x)))
 
@@ -14,8 +14,8 @@ from regard.core.wiring import Branch
 
 
 class Sandwich(Wiring):
-    """norm:  both norms.
-    dropout:  of what a branch adds.
+    """norm:  the kind of both norms.
+    dropout:  dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms"})
