@@ -26,7 +26,7 @@ from regard.decode import DecodeConfig
 from regard.errors import shown
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
-from regard.parts.objectives.segments import Segments, remembering
+from regard.parts.objectives.segments import Segments, memory_length
 from regard.runs.settings import Settings
 from regard.tasks.dev import FORCED, gather, windows
 from regard.tasks.nodes import NodeLabeller
@@ -179,7 +179,7 @@ def loss(
     if memory is not None and (memory < 0 or isinstance(run, Reader) or run.pairs):
         raise UserError("memory is a number of positions from 0 on, for a language model that reads a running text")
     if not run.pairs and (memory or (memory is None and _part(run) == "segments")):
-        objective, kept = Segments(), nullcontext() if memory is None else remembering(run.model, memory)
+        objective, kept = Segments(), nullcontext() if memory is None else memory_length(run.model, memory)
         batches, left_out = _windows(run, rows, tick, documents, in_order), 0
     else:
         cut = windows if memory == 0 else _overlapping

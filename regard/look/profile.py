@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from regard.core import Context, Embed, Head, Mixer, Model, Norm, Position, Tap, Towers, UserError, Wiring
 from regard.core.mixer import state_bytes
-from regard.parts.objectives.next_token import of_tokens
+from regard.parts.objectives.next_token import token_loss
 from regard.runs.settings import Settings
 from regard.schema import name_of
 from regard.train.optimizer import Optimizer
@@ -225,7 +225,7 @@ def _loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:
     x = model.hidden(tokens, context)
     if model.head.pools or tokens.dim() > 2 or model.head.linear(x, context) is None:
         return model.head(x, context).float().square().mean()
-    return of_tokens(model, x, context, tokens, 0.0)[0] / tokens.numel()
+    return token_loss(model, x, context, tokens, 0.0)[0] / tokens.numel()
 
 
 def _watched(labels: Labels, step: Callable[[], None]) -> Any:

@@ -24,7 +24,7 @@ from regard.data.batches import Batch, pad_rows
 from regard.data.images import Lens, usual
 from regard.data.pictures import Pictures, Seen, Shown, open_pictures, prepare_pictures
 from regard.decode import DecodeConfig
-from regard.parts.objectives.contrastive import Contrastive, both_ways, scores_of
+from regard.parts.objectives.contrastive import Contrastive, similarity_logits, symmetric_cross_entropy
 from regard.parts.objectives.objective import Objective
 
 from .images import TOGETHER, a_few, lens_of, likeliest, part_of
@@ -161,8 +161,8 @@ def measured(model: Towers, batches: Iterable[Batch], device: torch.device | str
     """Loss per pair, and how many pictures in a hundred find their own text among those of their batch."""
     loss, right, count = 0.0, 0, 0
     for batch in batches:
-        scores = scores_of(model, batch.to(device))
-        loss += float(both_ways(scores))
+        scores = similarity_logits(model, batch.to(device))
+        loss += float(symmetric_cross_entropy(scores))
         right += int((scores.argmax(1) == torch.arange(len(scores), device=scores.device)).sum())
         count += len(scores)
     return {"loss": loss / count, "accuracy": 100 * right / count}

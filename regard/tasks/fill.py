@@ -24,7 +24,7 @@ from regard.data.columns import is_labelled, shown
 from regard.data.masking import Hide, Masking
 from regard.data.masks import NAMES, Pieces, mask_of, reading_masks, with_marks
 from regard.decode import DecodeConfig
-from regard.parts.objectives.masked import Masked, Noise, measured, token_scores, vectors
+from regard.parts.objectives.masked import Masked, MaskingConfig, hidden_states, masked_metrics, token_logits
 from regard.parts.objectives.objective import Objective
 from regard.runs.settings import Settings
 from regard.schema import fit
@@ -43,7 +43,7 @@ class Filled(NamedTuple):
     cut: bool = False  # the text was too long, and shortened
 
 
-def measures_of(noise: Noise) -> tuple[str, ...]:
+def measures_of(noise: MaskingConfig) -> tuple[str, ...]:
     """What tells how good a masked model is."""
     return ("loss", "accuracy", "next_sentence") if noise.next_sentence else ("loss", "accuracy")
 
@@ -56,7 +56,9 @@ class Filler(Reader):
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         super().__init__(model, source, target, folder, note)
         table = getattr(model, "recipe", {}).get("objective", {})
-        self.noise = Noise(**fit(Noise, {key: value for key, value in table.items() if key != "part"}, {}, "objective"))
+        self.noise = MaskingConfig(
+            **fit(MaskingConfig, {key: value for key, value in table.items() if key != "part"}, {}, "objective")
+        )
         self.metrics = measures_of(self.noise)
 
     @cached_property
@@ -102,7 +104,7 @@ class Filler(Reader):
         tokens, valid = self.padded(rows)
         batch = Batch(tokens, tokens, valid)
         at = tokens == self.source.inner.token_to_id(self.mask)
-        scores = token_scores(self.model, *vectors(self.model, batch), at)
+        scores = token_logits(self.model, *hidden_states(self.model, batch), at)
         logs = scores.log_softmax(-1).masked_fill(self.closed, -torch.inf)
         values, found = (t.tolist() for t in logs.topk(min(config.num_return, int((~self.closed).sum()))))
         begin = 0
@@ -145,7 +147,7 @@ class Filler(Reader):
         hide = Hide(self.source, self.noise.share, self.noise.whole_word)
         budget, pairs = max(settings.batch_tokens, context), self.noise.next_sentence
         masking = Masking(stream, self.source, hide, context, budget, settings.seed, pairs, documents, shuffle=False)
-        found = measured(self.model, once(masking))  # type: ignore[arg-type]
+        found = masked_metrics(self.model, once(masking))  # type: ignore[arg-type]
         told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
         return told | {"seconds": {"loss": time.perf_counter() - begun}}
 
@@ -168,7 +170,7 @@ class MaskedText(Task):
     usual = "wordpiece"
 
     def ask(self, names: Sequence[str]) -> None:
-        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        self.noise = MaskingConfig(**fit(MaskingConfig, self.own, {}, "objective"))
         self.forced = measures_of(self.noise)  # type: ignore[misc]
         super().ask(names)
 
@@ -207,7 +209,7 @@ class MaskedText(Task):
 
     def dev(self, model: Model, lines: Lines) -> Callable[[Model], dict[str, float]]:
         batches = self._masking(lines, "dev.ids", max(self.settings.batch_tokens, DEV_TOKENS), False, lambda done: None)
-        return lambda model: measured(model, once(batches))
+        return lambda model: masked_metrics(model, once(batches))
 
     def _masking(self, lines: Lines, name: str, budget: int, shuffle: bool, tick: Callable[[int], None]) -> Masking:
         s, noise = self.settings, self.noise

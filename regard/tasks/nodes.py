@@ -19,7 +19,7 @@ from regard.core import Model, UserError
 from regard.data import Corpus, Tokenizer
 from regard.data import graph as graphs
 from regard.decode import DecodeConfig
-from regard.parts.objectives.nodes import Nodes, measured
+from regard.parts.objectives.nodes import Nodes, node_metrics
 from regard.parts.objectives.objective import Objective
 from regard.runs.checkpoint import put
 
@@ -50,7 +50,7 @@ class NodeLabeller:
         """As regard.evaluate tells it: accuracy in percent."""
         measures.check(metrics, self.metrics)
         begun = time.perf_counter()
-        found = measured(self.model, nodes.batch.to(self.device))
+        found = node_metrics(self.model, nodes.batch.to(self.device))
         scores = {name: found[name] for name in metrics}
         counts = {"nodes": len(nodes.numbers)}
         seconds = {"nodes": time.perf_counter() - begun}
@@ -107,7 +107,7 @@ class GraphNodes(Task):
 
     def dev(self, model: Model, lines: Any) -> Any:
         batch = self._noted(lines, "dev.graph").batch.to(next(model.parameters()).device)
-        return lambda model: measured(model, batch)
+        return lambda model: node_metrics(model, batch)
 
     def _noted(self, nodes: Any, name: str) -> Any:
         """What is seen and asked is the same in a run that goes on."""

@@ -26,7 +26,14 @@ from regard.data.streams import Streams
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.objective import Objective
-from regard.parts.objectives.permuted import Orderly, Permuted, ask, begin, fits, measured
+from regard.parts.objectives.permuted import (
+    Permuted,
+    PermutedConfig,
+    check_model,
+    initial_state,
+    permuted_nll,
+    query_positions,
+)
 from regard.runs.folder import about
 from regard.runs.settings import Settings
 from regard.schema import fit
@@ -69,7 +76,7 @@ class Next(nn.Module):
         held, lengths = write(state.tokens, slot, tokens), state.lengths + count
         told = held[:, : int(lengths.max())]
         real = torch.arange(told.shape[1], device=told.device) < lengths[:, None]
-        _, x, _ = ask(self.inner, told, lengths[:, None], begin(self.inner, len(told)), real)
+        _, x, _ = query_positions(self.inner, told, lengths[:, None], initial_state(self.inner, len(told)), real)
         scores = self.inner.head(x, Context.begin(len(told), 1, told.device))
         return scores.expand(-1, n, -1), Told(held, lengths)
 
@@ -101,14 +108,14 @@ class Onward(Run):
         text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
         table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}
         context = Settings.read(self.model.recipe.get("train", {})).context_length
-        orders = in_orders(text, context, Orderly(**fit(Orderly, table, {}, "objective")))
-        nll, count = measured(self.model.inner, once(orders))  # type: ignore[arg-type,union-attr]
+        orders = in_orders(text, context, PermutedConfig(**fit(PermutedConfig, table, {}, "objective")))
+        nll, count = permuted_nll(self.model.inner, once(orders))  # type: ignore[arg-type,union-attr]
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         told = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
         return told | {"counts": {"examples": len(rows), "tokens": count}}
 
 
-def in_orders(text: np.ndarray, context: int, orderly: Orderly) -> Orders:
+def in_orders(text: np.ndarray, context: int, orderly: PermutedConfig) -> Orders:
     """A text to be evaluated on."""
     if len(text) < 3:
         raise UserError(f"a text of {len(text)} tokens is too short to tell how good a model is")
@@ -123,12 +130,12 @@ class PermutedText(Text):
     predictor = Onward
 
     def ask(self, names: Sequence[str]) -> None:
-        self.orderly = Orderly(**fit(Orderly, self.own, {}, "objective"))
+        self.orderly = PermutedConfig(**fit(PermutedConfig, self.own, {}, "objective"))
         super().ask(names)
 
     def fit(self, model: Model) -> None:
         super().fit(model)
-        fits(model)
+        check_model(model)
 
     def objective(self) -> Objective:
         return Permuted(self.settings.label_smoothing)

@@ -8,7 +8,7 @@ from regard.core import Model
 from regard.data import Corpus, Lines, prepare_text
 from regard.data.streams import Streams, in_order
 from regard.parts.objectives.objective import Objective
-from regard.parts.objectives.segments import Segments, enough
+from regard.parts.objectives.segments import Segments, required_capacity
 
 from .dev import Dev
 from .run import Run
@@ -20,7 +20,7 @@ class SegmentedText(Text):
     learns = "segments"
 
     def fit(self, model: Model) -> None:
-        enough(model)
+        required_capacity(model)
 
     def objective(self) -> Objective:
         return Segments(self.settings.label_smoothing)

@@ -24,12 +24,12 @@ from regard.decode import DecodeConfig
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.span_corruption import (
     NAME,
-    Corrupted,
+    CorruptedWindows,
     Corrupter,
-    Noise,
-    in_order,
-    sentinels_of,
-    with_sentinels,
+    SpanNoise,
+    add_sentinels,
+    corrupted_batches,
+    sentinel_ids,
 )
 from regard.runs.folder import about
 from regard.runs.settings import Settings
@@ -58,7 +58,7 @@ class SpanFiller(Run):
 
     @cached_property
     def sentinels(self) -> set[int]:
-        return set(sentinels_of(self.source).tolist())
+        return set(sentinel_ids(self.source).tolist())
 
     def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[Coded]:
         if not any(_holed(text) for text in texts):
@@ -78,14 +78,16 @@ class SpanFiller(Run):
         measures.check(metrics, FORCED)
         begun, rows = time.perf_counter(), list(lines)
         table = self.model.recipe  # type: ignore[union-attr]
-        noise = Noise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
+        noise = SpanNoise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
         context = Settings.read(table.get("train", {})).context_length
         marks = [self.source.end] if getattr(lines, "documents", True) or not self.source.keeps_lines() else []
         coded = self.source.encode([text for (text,) in rows])
         text = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
         if len(text) < 2:
             raise UserError("there is nothing to evaluate: the data has not two tokens")
-        make = partial(in_order, text, context, max(BUDGET // context, 1), Corrupter(noise, self.source, context))
+        make = partial(
+            corrupted_batches, text, context, max(BUDGET // context, 1), Corrupter(noise, self.source, context)
+        )
         found = Dev(NextToken(), make, lambda model, folder, documents: self)(self.model)
         told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
         return told | {"seconds": {"loss": time.perf_counter() - begun}}
@@ -118,11 +120,11 @@ class Spans(Text):
     usual = "bpe"
 
     def ask(self, names: Sequence[str]) -> None:
-        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        self.noise = SpanNoise(**fit(SpanNoise, self.own, {}, "objective"))
         super().ask(names)
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
-        return with_sentinels(super().tokenizer(corpus, kind, tick, *columns), self.noise.sentinels)
+        return add_sentinels(super().tokenizer(corpus, kind, tick, *columns), self.noise.sentinels)
 
     def fit(self, model: Model) -> None:
         context = self.settings.context_length
@@ -140,7 +142,7 @@ class Spans(Text):
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s = self.settings
         stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        return Corrupted(
+        return CorruptedWindows(
             stream,
             s.context_length,
             s.batch_size or max(s.batch_tokens // s.context_length, 1),
@@ -152,7 +154,7 @@ class Spans(Text):
         context, text = self.settings.context_length, prepare_text(lines, self.target, self.data("dev.ids"))
         if len(text) < 2:
             raise UserError(f"there is nothing to cut out of {lines.name}: it has but one token")
-        make = partial(in_order, text, context, max(DEV_TOKENS // context, 1), self._corrupter())
+        make = partial(corrupted_batches, text, context, max(DEV_TOKENS // context, 1), self._corrupter())
         return Dev(self.objective(), make, self.run)
 
     def _corrupter(self) -> Corrupter:

@@ -21,7 +21,7 @@ from regard.data.batches import Batch, Feed
 from regard.machine import forks
 from regard.native.build import load_kernels
 from regard.ops.accumulate import accumulate_into
-from regard.parts.objectives.objective import Objective, Remembers
+from regard.parts.objectives.objective import Objective, StatefulObjective
 from regard.runs.settings import Settings
 
 from .average import ExponentialMovingAverage
@@ -88,7 +88,7 @@ class Learner:
         self._ready = self._take()  # while the device is still at work
         *nll, length = torch.stack([*sums, norm.to(sums[0])]).tolist()  # the one wait for the device in a step
         if not math.isfinite(sum(nll)) or not math.isfinite(length):
-            if isinstance(self.objective, Remembers):
+            if isinstance(self.objective, StatefulObjective):
                 self.objective.restore({})
             return False
         self.step, self.tokens, self.loss = self.step + 1, self.tokens + count, sum(nll) / count
@@ -168,7 +168,7 @@ class Learner:
         inside the model now."""
         tensors = {f"optimizer/{name}": t for name, t in self.optimizer.state().items()} | self.random()
         tensors |= {f"own/{i}": t for i, t in enumerate(self.ema.values)}
-        if isinstance(self.objective, Remembers):
+        if isinstance(self.objective, StatefulObjective):
             tensors |= {f"objective/{name}": t for name, t in self.objective.state().items()}
         numbers = {"optimizer": self.settings.optimizer, "step": self.step, "tokens": self.tokens}
         return tensors, numbers | {"epoch": self.place.epoch, "taken": self.place.taken}
@@ -178,7 +178,7 @@ class Learner:
         if numbers["optimizer"] != self.settings.optimizer:
             raise UserError(f"this run has '{numbers['optimizer']}' as optimizer, not '{self.settings.optimizer}'")
         self.optimizer.restore(_under("optimizer/", tensors))
-        if isinstance(self.objective, Remembers):
+        if isinstance(self.objective, StatefulObjective):
             self.objective.restore(_under("objective/", tensors))
         for i, value in enumerate(self.ema.values):
             value.copy_(tensors[f"own/{i}"])

@@ -12,7 +12,7 @@ from regard.convert.convert import convert
 from regard.convert.family import family_of
 from regard.core import Context, UserError, build
 from regard.data.batches import IGNORE
-from regard.parts.objectives.next_token import of_tokens
+from regard.parts.objectives.next_token import token_loss
 
 BASE = {
     "model_type": "transfo-xl", "n_token": 41, "n_layer": 2, "n_head": 3, "d_model": 24, "d_head": 6, "d_inner": 20,
@@ -176,7 +176,7 @@ def test_loss_without_all_scores(name):
             torch.manual_seed(1)
             x = torch.randn(2, 7, 24, requires_grad=True)
             model.zero_grad()
-            loss, _ = of_tokens(model, x, Context.begin(2, 7), right, smoothing)
+            loss, _ = token_loss(model, x, Context.begin(2, 7), right, smoothing)
             loss.backward()
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.head.parameters()]
             found.append([loss, x.grad, *grads])

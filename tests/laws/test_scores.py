@@ -93,7 +93,7 @@ def test_location_refuses_positions_beyond_its_length():
         across = attention("location", 0, over="memory")
         memory = Memory(torch.randn(2, 30, 24), torch.arange(30)[None] < torch.tensor([[7], [29]]))
         across(torch.randn(2, 40, 24), Context.begin(2, 40, memory=memory))  # the last place is padding
-        with pytest.raises(UserError, match="a key stands at 29"):
+        with pytest.raises(UserError, match="there is a key at position 29"):
             across(torch.randn(2, 40, 24), Context.begin(2, 40, memory=memory._replace(valid=None)))
 
 

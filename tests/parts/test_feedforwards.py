@@ -170,8 +170,8 @@ def test_losses_of_a_model():
         ({"top": 9}, "between 1 and the number of experts, 8"),
         ({"top": 1}, "learns nothing"),
         ({"weigh": "some"}, "weigh must be"),
-        ({"expert": {"part": "attention", "heads": 3}}, "treats every position alone"),
-        ({"expert": {"part": "conv_mlp", "size": 3}}, "treats every position alone"),
+        ({"expert": {"part": "attention", "heads": 3}}, "must be a pointwise feed-forward"),
+        ({"expert": {"part": "conv_mlp", "size": 3}}, "must be a pointwise feed-forward"),
         ({"expert": {"part": "mlp", "hiden": 3}}, "expert: mlp has no 'hiden'; did you mean 'hidden'?"),
     ],
 )

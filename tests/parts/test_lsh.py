@@ -250,7 +250,7 @@ def test_chunks_keep_no_hidden_channels():
     [
         ({"size": 0}, "size must be at least 1"),
         ({"feedforward": {"part": "mlp", "norm": "batch"}}, "statistics over positions"),
-        ({"feedforward": "gru"}, "treats every position alone"),
+        ({"feedforward": "gru"}, "treats every position by itself"),
         ({"feedforward": {"part": "mlp", "hiden": 3}}, "feedforward: .*did you mean 'hidden'"),
     ],
 )

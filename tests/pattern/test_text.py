@@ -52,7 +52,7 @@ WRONG = [
     ("global_tokens(at=3)", ["lists positions"]),
     ("global_tokens(at=(1, -2))", ["at least 0, not -2"]),
     ("heads()", ["at least one pattern"]),
-    ("heads(3)", ["heads takes patterns, and 3 is none"]),
+    ("heads(3)", ["heads takes patterns, not 3"]),
     ("heads(each=causal)", ["without names"]),
     ("heads(causal, windo(3))", ["did you mean 'window'"]),
     ("segment(3)", ["belongs in a call"]),

@@ -16,7 +16,7 @@ from regard.core import UserError
 from regard.data import IGNORE, Tokenizer, once
 from regard.data.masking import ELSEWHERE, NEXT, Hide, Masking
 from regard.data.masks import Pieces, Template, mask_of, with_marks
-from regard.parts.objectives.masked import Masked, Noise, measured
+from regard.parts.objectives.masked import Masked, MaskingConfig, masked_metrics
 from regard.runs.job import Job
 from regard.train.job import resume, start
 
@@ -337,7 +337,7 @@ def test_the_loss_is_that_of_what_is_asked_for(words):
     smooth = Masked(0.1)(model, batch)
     assert smooth.nll.item() == pytest.approx(tokens.item(), rel=1e-9)
     assert smooth.loss.item() != pytest.approx(found.loss.item(), rel=1e-4)
-    told = measured(model, [batch])
+    told = masked_metrics(model, [batch])
     assert told["loss"] == pytest.approx(tokens.item() / batch.count, rel=1e-5)
     at = batch.targets != IGNORE
     assert told["accuracy"] == pytest.approx(100 * float((scores[at].argmax(-1) == batch.targets[at]).double().mean()))
@@ -417,7 +417,7 @@ def test_what_cannot_be(text, tmp_path):
         with pytest.raises(UserError, match=match):
             start(job(text, tmp_path / "bad", "roberta", *more), quiet)
     with pytest.raises(UserError, match="share must be between"):
-        Noise(share=0.0)
+        MaskingConfig(share=0.0)
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "headless"])

@@ -14,7 +14,7 @@ from regard.data import Feed
 from regard.data.streams import Streams, in_order
 from regard.evaluate import evaluate
 from regard.parts.objectives.next_token import NextToken
-from regard.parts.objectives.segments import Segments, enough, remembering
+from regard.parts.objectives.segments import Segments, memory_length, required_capacity
 from regard.runs.job import Job
 from regard.runs.settings import Settings
 from regard.train.job import resume, start
@@ -211,8 +211,8 @@ def test_reaching():
     ):
         assert Pattern.parse(pattern).reaching(24) == Pattern.parse(want)
     model = xl()
-    with remembering(model, 40):
-        assert enough(model) >= 47
+    with memory_length(model, 40):
+        assert required_capacity(model) >= 47
         assert str(model.stack.layers[1].branches["mixer"].pattern) == "causal & block(7, 40)"
 
 

@@ -1,6 +1,6 @@
-"""A vector per token, and one more for a place that is only asked about: XLNet's query stream begins with it.
+"""Token embedding with one more learned vector for positions to predict, which starts the query stream of XLNet.
 
-    x = E[token],        x = w where the token is below 0
+    x = E[token],        x = w where the token id is negative
 
 Yang et al. 2019, "XLNet", arXiv:1906.08237.
 """
@@ -16,8 +16,8 @@ from regard.core.embed import look_up, new_table
 
 class Asking(Embed):
     """scale: multiply the token's vector by sqrt(width).
-    position: added to the vectors; XLNet has its places in the attention.
-    norm:     after that.
+    position: position added to the vectors; XLNet has relative positions in its attention instead.
+    norm:     norm after that.
     """
 
     examples = ({}, {"scale": True, "position": "sinusoidal", "norm": "layer"})

@@ -1,4 +1,4 @@
-"""Input that is vectors already: sensor readings, features, frames. One linear map brings them to the width.
+"""Vector input, such as sensor readings or features: a linear layer projects it to the width.
 
 x = W input + b + p
 """
@@ -10,9 +10,9 @@ from regard.core import Context, Embed, Norm, Position, UserError
 
 
 class Vectors(Embed):
-    """channels: of the input, which is (batch, time, channels).
-    position:    added after the map.
-    norm:        after that.
+    """channels: channels of the input, which is (batch, time, channels).
+    position:    position added after the projection.
+    norm:        norm after that.
     """
 
     examples = ({"channels": 5}, {"channels": 3, "bias": False, "position": "sinusoidal", "norm": "layer"})

@@ -1,4 +1,4 @@
-"""The feed-forward seen as two convolutions over positions. Of size 1 it is `mlp`; wider ones let neighbours in.
+"""A feed-forward of two convolutions over positions. With kernel size 1 it is `mlp`; larger kernels see neighbors.
 
     y = W_2 * act(W_1 * x + b_1) + b_2          * is a convolution
 
@@ -16,7 +16,7 @@ from regard.ops.activation import activation as activate
 
 
 class Tail(NamedTuple):
-    """The last inputs of the two convolutions, zeros before the first position."""
+    """The last inputs of the two convolutions, with zeros before the first position."""
 
     first: Tensor  # (batch, size - 1, width)
     second: Tensor  # (batch, second - 1, hidden)
@@ -24,9 +24,9 @@ class Tail(NamedTuple):
 
 class ConvMlp(Mixer[Tail]):
     """hidden:     channels between the convolutions; None: four times the width.
-    size:          positions that the first one sees; 1: each alone.
-    second:        positions that the second one sees.
-    causal:        they see what came before; else as much on either side, and then it does not step.
+    size:          kernel size of the first convolution.
+    second:        kernel size of the second convolution.
+    causal:        the convolutions see earlier positions only; otherwise both sides, and it does not step.
     activation:    relu, gelu, ...
     """
 

@@ -1,4 +1,4 @@
-"""Gated linear units: one map says what, another how much of it.
+"""Gated linear unit: one projection is multiplied by another, which passes through an activation.
 
     y = W_2 (act(W_g x) * W_1 x)
 
@@ -17,9 +17,10 @@ from regard.ops.mlp import FUSED_ACTIVATIONS
 
 
 class Glu(Pointwise):
-    """hidden:     channels between the maps; None: 8/3 of the width, as many parameters as mlp with 4 times.
-    activation:    of the gate: silu, gelu, gelu_tanh, relu, sigmoid, identity, ...
-    norm:          on the hidden channels (sub-LN).
+    """hidden:     hidden channels; None: 8/3 of the width, which gives as many parameters as mlp with four times the
+                   width.
+    activation:    activation of the gate: silu, gelu, gelu_tanh, relu, sigmoid, identity, ...
+    norm:          norm on the hidden channels (sub-LN).
     """
 
     examples = ({}, {"activation": "gelu", "norm": "layer", "bias": True, "hidden": 10}, {"activation": "sigmoid"})

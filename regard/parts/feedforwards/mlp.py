@@ -1,4 +1,4 @@
-"""The feed-forward of the original Transformer: two linear maps with an activation between, the same at every position.
+"""The feed-forward of the original Transformer: two linear layers with an activation between them.
 
     y = W_2 act(W_1 x + b_1) + b_2
 
@@ -17,9 +17,9 @@ from regard.ops.mlp import FUSED_ACTIVATIONS, mlp
 
 
 class Mlp(Pointwise):
-    """hidden:     channels between the maps; None: four times the width.
+    """hidden:     hidden channels; None: four times the width.
     activation:    relu, gelu, gelu_tanh, silu, relu_squared, ...
-    norm:          on the hidden channels (sub-LN).
+    norm:          norm on the hidden channels (sub-LN).
     """
 
     examples = ({}, {"activation": "gelu", "norm": "layer", "bias": False})
@@ -52,7 +52,7 @@ class Mlp(Pointwise):
 
     @property
     def _plain(self) -> bool:
-        """Whether there is nothing between the two maps but an activation that ops know."""
+        """Whether there is nothing between the two linear layers but an activation that `ops.mlp` can fuse."""
         drops = self.training and self.drop.rate
         return self.activation in FUSED_ACTIVATIONS and self.norm.idle and not drops and not inside_touched(self)
 
