@@ -39,13 +39,13 @@ def linear_attention(golden: Golden) -> list[Finding]:
     q, k, v = (golden.input(name).transpose(1, 2) for name in "qkv")
     valid = prefix(golden.input("key_lengths"), k.shape[2])
     if not c["causal"]:
-        return golden.compare({"out": mixer.everything(q, k, v, valid).transpose(1, 2)})
-    y, _ = mixer.recall(q, k, v, None, valid)
+        return golden.compare({"out": mixer.attend_all(q, k, v, valid).transpose(1, 2)})
+    y, _ = mixer.attend_past(q, k, v, None, valid)
     findings = golden.compare({"out": y.transpose(1, 2)})
     state, steps = Summary(torch.zeros(*k.shape[:2], c["E"], c["M"] + 1)), []
     with torch.no_grad():
         for here in cuts(k.shape[2]):
-            y, state = mixer.recall(*(t[:, :, here] for t in (q, k, v)), state, valid[:, here])
+            y, state = mixer.attend_past(*(t[:, :, here] for t in (q, k, v)), state, valid[:, here])
             steps.append(y)
     ours = {"final_S": state.matrix[..., :-1], "final_Z": state.matrix[..., -1]}
     findings += golden.compare({"out": torch.cat(steps, 2).transpose(1, 2)}, gradients=False)
@@ -212,13 +212,13 @@ def linear_attn(golden: Golden) -> list[Finding]:
     heads = k.shape[1]
     mixer = Linear(heads, heads, k.shape[-1], v.shape[-1], feature="identity", eps=1e-10)
     plain, _ = fade(scaled(golden, q), k, v)
-    normal, _ = mixer.recall(scaled(golden, q), k, v, None, None)
+    normal, _ = mixer.attend_past(scaled(golden, q), k, v, None, None)
     found = {"out": plain, "out_normalized": normal}
     findings = golden.compare({name: y.transpose(1, 2) if turned else y for name, y in found.items()})
     state, pieces = Summary(torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1] + 1)), []
     with torch.no_grad():
         for here in cuts(k.shape[2]):
-            y, state = mixer.recall(scaled(golden, q[:, :, here]), k[:, :, here], v[:, :, here], state, None)
+            y, state = mixer.attend_past(scaled(golden, q[:, :, here]), k[:, :, here], v[:, :, here], state, None)
             pieces.append(y)
     steps = torch.cat(pieces, 2)
     return findings + golden.compare({"out_normalized": steps.transpose(1, 2) if turned else steps}, gradients=False)

@@ -8,7 +8,7 @@ from regard.core import Context, Mixer, Model, Position, build, watch
 from regard.ops.rotary import turn
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
-from regard.parts.mixers.involution import Involution, involve, squares
+from regard.parts.mixers.involution import Involution, apply_kernels, square_windows
 from regard.parts.mixers.unlimiformer import Unlimiformer
 from regard.parts.positions.t5 import T5
 from regard.verify.golden import Golden
@@ -256,7 +256,7 @@ def involution(golden: Golden) -> list[Finding]:
         y = mixer(x.flatten(2).mT, Context.begin(len(x), height * width)).mT.unflatten(2, (height, width))
     else:
         means = F.avg_pool2d(x, stride)
-        y = involve(squares(x, c["kernel_size"], stride), mixer.kernels(means.flatten(2).mT))
+        y = apply_kernels(square_windows(x, c["kernel_size"], stride), mixer.kernels(means.flatten(2).mT))
         y = y.mT.unflatten(2, means.shape[2:])
     return golden.compare({"out": y})
 

@@ -107,7 +107,7 @@ class TestEmbed:
         assert list(kept.state_dict()) == ["over.vector.out.weight", "over.vector.out.bias"]
 
     def test_refuses_to_pool_twice(self):
-        with pytest.raises(UserError, match="over must be a head that gives a vector at every position"):
+        with pytest.raises(UserError, match="over must be a head that returns a vector at every position"):
             head({"part": "embed", "over": {"part": "vector", "dim": 5}})
 
 

@@ -6,7 +6,7 @@ import torch
 import regard
 from regard.core import Context, Mixer, Position, UserError, part, select, watch
 from regard.ops import lsh
-from regard.parts.mixers.lsh import FEW
+from regard.parts.mixers.lsh import MAX_SHORT_STEP
 from regard.verify import laws
 
 WIDTH, HEADS, TIME = 24, 3, 29
@@ -40,8 +40,8 @@ def sets(mixer, buckets):
 
 def slowly(mixer, x):
     """x (batch, time, width): softmax over the union of all rounds."""
-    q, k, v = mixer.prepared(x)
-    buckets, y = mixer.hashed(q), v.clone()
+    q, k, v = mixer.project(x)
+    buckets, y = mixer.bucket_ids(q), v.clone()
     for row in range(len(x)):
         for head in range(HEADS):
             rounds = [sets(mixer, one.tolist()) for one in buckets[row, head]]
@@ -73,11 +73,16 @@ def test_definition(given):
 @torch.no_grad()
 def test_long_steps_are_sorted_again():
     """Steps of more than a few positions take another way, and rows stand at different places."""
-    mixer, time = make(rounds=3, size=5), 3 * FEW
+    mixer, time = make(rounds=3, size=5), 3 * MAX_SHORT_STEP
     x = inputs(time, 3)
     whole = mixer(x, Context.begin(3, time))
     state, begin = mixer.start(Context.begin(3, 0), time), torch.zeros(3, dtype=torch.long)
-    for taken in ([3, 0, 40], [FEW + 5, 2 * FEW, 1], [2, FEW, FEW + 9], [1, 0, FEW + 1]):
+    for taken in (
+        [3, 0, 40],
+        [MAX_SHORT_STEP + 5, 2 * MAX_SHORT_STEP, 1],
+        [2, MAX_SHORT_STEP, MAX_SHORT_STEP + 9],
+        [1, 0, MAX_SHORT_STEP + 1],
+    ):
         lengths = torch.tensor(taken)
         at = begin[:, None] + torch.arange(max(taken))
         columns = x.gather(1, at.clamp(max=time - 1)[..., None].expand(-1, -1, WIDTH))
@@ -91,7 +96,7 @@ def test_long_steps_are_sorted_again():
 
 @torch.no_grad()
 def test_cost_of_long_steps():
-    for length, past in ((FEW + 7, 0), (FEW + 7, 20)):
+    for length, past in ((MAX_SHORT_STEP + 7, 0), (MAX_SHORT_STEP + 7, 20)):
         finding = laws.costs(laws.Subject(make(rounds=3)), length, past)
         assert finding.holds, finding
 

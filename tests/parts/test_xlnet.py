@@ -107,5 +107,5 @@ def test_bad_orders():
 def test_who_cannot_be_asked():
     with pytest.raises(UserError, match="embed 'tokens' does not support query positions"):
         check_model(regard.build("xlnet", "tiny", 31, [*TINY, "model.embed=tokens"]))
-    with pytest.raises(UserError, match="mixer 'attention' does not know"):
+    with pytest.raises(UserError, match="mixer 'attention' does not support query positions"):
         check_model(regard.build("gpt2", "tiny", 31, ["model.width=24", "model.heads=3"]))

@@ -105,7 +105,7 @@ def test_bad_arguments(given, sentence):
 def test_bad_gates():
     with pytest.raises(UserError, match="temperature must be above 0"):
         part(Mixer, {"part": "gated_retention", "temperature": 0.0}, width=4, heads=2)
-    with pytest.raises(UserError, match="turns queries and keys"):
+    with pytest.raises(UserError, match="rotates queries and keys"):
         part(Mixer, {"part": "gated_retention", "position": "alibi"}, width=4, heads=2)
 
 

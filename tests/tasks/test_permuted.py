@@ -122,7 +122,7 @@ def test_learns_and_goes_on(job, tmp_path):
     [
         ("objective.every=1", "every must be at least 2"),
         ("objective.evry=5", "did you mean 'objective.every'"),
-        ("model.embed=tokens", "begin from the recipe xlnet"),
+        ("model.embed=tokens", "start from the recipe xlnet"),
     ],
 )
 def test_refused(job, change, message):

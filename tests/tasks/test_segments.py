@@ -218,7 +218,7 @@ def test_reaching():
 
 @pytest.mark.parametrize(
     ("recipe", "more", "message"),
-    [("gpt2", [], "positions of this model reach only"), ("transformer-decoder", [], "a pattern that forgets")],
+    [("gpt2", [], "positions of this model end at"), ("transformer-decoder", [], "a pattern with a limited reach")],
 )
 def test_memory_without_end(job, recipe, more, message, tmp_path):
     given = job("refused")

@@ -1,8 +1,8 @@
-"""Gated retention: a memory of which each head fades at a rate that the input chooses at every position.
+"""Gated retention: a matrix memory whose heads decay at rates that depend on the input.
 
     S_t = g_t S_(t-1) + k_t v_t^T              g_t = sigmoid(w_g x_t)^(1 / temperature), one for each head
     o_t = q_t S_t / sqrt(dim)
-    y   = W_o (silu(W_s x) * norm(o))          each head normalised alone
+    y   = W_o (silu(W_s x) * norm(o))          each head normalized by itself
 
 Sun et al. 2024, "You Only Cache Once", arXiv:2405.05254: retention with a decay that depends on the data.
 """
@@ -22,9 +22,9 @@ from regard.schema import name_of
 
 class GatedRetention(Mixer[Summary]):
     """dim:      channels of a head; None: width / heads.
-    temperature: how slowly memory fades: the gates are taken to the power of 1 / temperature.
-    position:    turns queries and keys: rotary, xpos or none.
-    head_norm:   on the output of each head.
+    temperature: how slowly the memory decays: the gates are raised to the power of 1 / temperature.
+    position:    position that rotates queries and keys: rotary, xpos or none.
+    head_norm:   norm on the output of each head.
     """
 
     examples = ({}, {"dim": 6, "temperature": 0.1, "position": "none", "head_norm": "layer"})
@@ -45,7 +45,9 @@ class GatedRetention(Mixer[Summary]):
         self.dim = dim or head_dim(width, heads)
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
         if any(self.position.acts(place) for place in ("embed", "bias", "read")):
-            raise UserError(f"a position that turns queries and keys is needed, not '{name_of(self.position)}'")
+            raise UserError(
+                f"gated_retention takes a position that rotates queries and keys, not '{name_of(self.position)}'"
+            )
         inner = heads * self.dim
         self.q, self.k, self.v, self.gate = (nn.Linear(width, inner, bias=False) for _ in range(4))
         self.fade = nn.Linear(width, heads, bias=False)
@@ -70,9 +72,9 @@ class GatedRetention(Mixer[Summary]):
         return self.out(F.silu(self.gate(x)) * y), Summary(matrix)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        maps = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.fade, self.out))
+        projections = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.fade, self.out))
         kept = self.heads * self.dim * self.dim * exact(self.dtype).itemsize
-        return Cost(2 * length * maps + flops(length, self.heads, self.dim, self.dim), kept)
+        return Cost(2 * length * projections + flops(length, self.heads, self.dim, self.dim), kept)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.dim}·d", f"n/{CHUNK}", "1")

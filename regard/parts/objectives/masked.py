@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.core import Context, Model, UserError
 from regard.data.batches import IGNORE, Batch
 
-from .next_token import of_tokens
+from .next_token import token_loss
 from .objective import Loss
 
 
@@ -52,7 +52,7 @@ class Masked:
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         x, context = hidden_states(model, batch)
-        loss, nll = of_tokens(model, x, context, batch.targets, self.smoothing)
+        loss, nll = token_loss(model, x, context, batch.targets, self.smoothing)
         if batch.second is not None:
             pairs = pair_logits(model, x, context)
             loss = loss + batch.count * F.cross_entropy(pairs, batch.second)
