@@ -23,7 +23,7 @@ from regard.data.masks import reading_masks
 from regard.decode import DecodeConfig
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.span_corruption import (
-    NAME,
+    SENTINEL,
     CorruptedWindows,
     Corrupter,
     SpanNoise,
@@ -110,7 +110,7 @@ class SpanFiller(Run):
 
 
 def _holed(text: str) -> bool:
-    return NAME.partition("{")[0] in text
+    return SENTINEL.partition("{")[0] in text
 
 
 class Spans(Text):
