@@ -76,10 +76,10 @@ def said(capsys, arguments: list[str], code: int = 0) -> str:
     return told.out
 
 
-def described(name: str, size: str | None = None, overrides: tuple[str, ...] = ()) -> anatomy.Picture:
+def described(name: str, size: str | None = None, overrides: tuple[str, ...] = ()) -> anatomy.ModelSummary:
     made = recipe.load(name, size, overrides)
     made.setdefault("vocab", 1000)
-    return anatomy.describe(sketch.sketch(made))
+    return anatomy.describe(sketch.build_without_weights(made))
 
 
 def test_help_and_version(capsys):
@@ -135,12 +135,12 @@ def test_parameters(name):
     for size in recipe.sizes(name):
         made = recipe.load(name, size)
         made.setdefault("vocab", 1000)
-        whole = sketch.sketch(made)
+        whole = sketch.build_without_weights(made)
         assert all(p.is_meta for p in whole.parameters())
-        counted = sketch.count(whole)
-        assert sketch.parameters(made) == counted
+        counted = sketch.count_parameters(whole)
+        assert sketch.parameters_of_recipe(made) == counted
         if size == "tiny":
-            assert sketch.count(regard.build(made)) == counted
+            assert sketch.count_parameters(regard.build(made)) == counted
             drawn = anatomy.describe(whole)
             boxes = [box for tower in drawn.towers for box in (*tower.before, *tower.after)]
             layers = sum(group.parameters for tower in drawn.towers for group in tower.groups)
@@ -186,14 +186,16 @@ def test_costs_are_the_models_own(mine):
     assert [spent.length for spent in drawn.spent] == [512, 8192]
     limited = described("transformer-decoder", "tiny", ("model.embed.position={part='learned', length=700}",))
     assert limited.spent[0].token
-    assert limited.spent[1] == anatomy.Spent(8192, None, None, None, None, "its positions reach 700")
+    assert limited.spent[1] == anatomy.CostAtLength(8192, None, None, None, None, "its maximum length is 700")
 
 
 def test_show_for_programs(mine, capsys):
     data = json.loads(said(capsys, ["show", "mine.toml", "--json", "--vocab", "7,9", "--set", "model.depth=1"]))
     assert data["vocab"] == [7, 9]
     assert data["towers"][0]["depth"] == 1
-    assert data["parameters"] == sketch.count(regard.build("mine.toml", vocab=(7, 9), overrides=["model.depth=1"]))
+    assert data["parameters"] == sketch.count_parameters(
+        regard.build("mine.toml", vocab=(7, 9), overrides=["model.depth=1"])
+    )
 
 
 @pytest.mark.parametrize("name", ["transformer", "mine.toml"])

@@ -32,12 +32,12 @@ def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch):
 
 
 def test_a_large_model_can_still_be_drawn(monkeypatch):
-    from regard.look.sketch import parameters, sketch
+    from regard.look.sketch import build_without_weights, parameters_of_recipe
 
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**9)
     made = recipe.load("llama", "2-13b") | {"vocab": 32000}
-    assert 13.0e9 < parameters(made) < 13.1e9
-    assert sketch(made).width == 5120
+    assert 13.0e9 < parameters_of_recipe(made) < 13.1e9
+    assert build_without_weights(made).width == 5120
 
 
 def test_a_limit_of_the_process_counts(monkeypatch):

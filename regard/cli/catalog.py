@@ -17,7 +17,7 @@ from rich.text import Text
 
 from regard.errors import UserError, printable, short
 from regard.files import recipe as recipes
-from regard.look.amount import amount
+from regard.look.amount import format_count
 
 from .app import AsJson, Parts, Sets, Size, add_parts, app, dump
 
@@ -54,7 +54,7 @@ def systems(
     table.add_column("size", no_wrap=True)
     table.add_column("parameters", no_wrap=True, justify="right")
     for row in rows:
-        names, counts = "\n".join(row["sizes"]), "\n".join(amount(n) for n in row["sizes"].values())
+        names, counts = "\n".join(row["sizes"]), "\n".join(format_count(n) for n in row["sizes"].values())
         table.add_row(row["name"], str(row["year"] or ""), row["idea"], names, counts)
     console = Console()
     console.print(table)
@@ -72,7 +72,7 @@ def page() -> str:
 
 def count_parameters(name: str) -> dict[str, int]:
     """Return the number of parameters of each size of a recipe; the default has a star."""
-    from regard.look.sketch import parameters
+    from regard.look.sketch import parameters_of_recipe
 
     written = recipes.read(name)
     known: list[tuple[dict, int]] = []  # a size that changes nothing is not built again
@@ -82,7 +82,7 @@ def count_parameters(name: str) -> dict[str, int]:
         recipe.setdefault("vocab", VOCAB)
         count = next((number for one, number in known if one == recipe), None)
         if count is None:
-            count = parameters(recipe)
+            count = parameters_of_recipe(recipe)
             known.append((recipe, count))
         counts[size or "default"] = count
     same = [size for size, count in counts.items() if size != "default" and count == counts["default"]]
@@ -117,13 +117,13 @@ def show(
     from regard.look import recipe as picture
     from regard.look import run as runs
     from regard.look.anatomy import describe
-    from regard.look.sketch import sketch
+    from regard.look.sketch import build_without_weights
 
     run = None if folder is None else runs.describe(folder)
     whole = name if folder is None else str(folder / "recipe.toml")
     recipe = load_recipe(whole, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
     with told_of(whole):
-        described = describe(sketch(recipe))
+        described = describe(build_without_weights(recipe))
     if png is not None:
         picture.png(described, png)
     if as_json:

@@ -41,7 +41,7 @@ def profile(
 
     must_have(device)
     if png is not None:
-        picture.place(png)
+        picture.check_path(png)
     if Path(name).is_dir():
         if size or sets or vocab:
             raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
@@ -52,8 +52,8 @@ def profile(
             model = build(recipe)
     settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
     model = model.to(device)
-    steps = [("training step", measure.training(model, rows, length, settings))]
-    if (decoding := measure.decoding(model, rows, length)) is not None:
+    steps = [("training step", measure.profile_training(model, rows, length, settings))]
+    if (decoding := measure.profile_decoding(model, rows, length)) is not None:
         steps.append(("decoding step", decoding))
     if png is not None:
         measure.png([(f"{name}, {title}", step) for title, step in steps], png)

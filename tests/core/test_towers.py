@@ -112,7 +112,7 @@ def test_refused(more, message):
 
 def test_sizes_are_those_of_the_paper():
     """Parameters of ViT-B/32 and ViT-L/14 with 49,408 tokens."""
-    from regard.look.sketch import parameters
+    from regard.look.sketch import parameters_of_recipe
 
-    counts = {size: parameters(load("clip", size) | {"vocab": 49408}) for size in ("base", "large")}
+    counts = {size: parameters_of_recipe(load("clip", size) | {"vocab": 49408}) for size in ("base", "large")}
     assert counts == {"base": 151_277_313, "large": 427_616_513}

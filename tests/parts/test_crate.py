@@ -49,24 +49,24 @@ def test_rate_is_what_it_says():
         assert float(rate.rate(z, valid, 0.3)[row]) == pytest.approx(float(want))
 
 
-def test_a_reading_for_every_layer():
+def test_rates_of_every_layer():
     torch.manual_seed(0)
     model = regard.build("crate", size="tiny", vocab=11, overrides=["model.width=24", "model.heads=3"]).eval()
     tokens = torch.randint(11, (2, 13))
     valid = torch.arange(13)[None] < torch.tensor([13, 6])[:, None]
-    readings = rate.read(model, tokens, valid)
-    assert len(readings) == 4
-    assert all(r.inside > 0 and r.whole > 0 and 0 < r.filled < 1 for r in readings)
+    rates = rate.layer_rates(model, tokens, valid)
+    assert len(rates) == 4
+    assert all(r.subspace_rate > 0 and r.vector_rate > 0 and 0 < r.density < 1 for r in rates)
     noisy = torch.where(valid, tokens, torch.randint(11, (2, 13)))
-    for one, two in zip(readings, rate.read(model, noisy, valid), strict=True):
+    for one, two in zip(rates, rate.layer_rates(model, noisy, valid), strict=True):
         assert one == pytest.approx(two, rel=1e-5)
-    alone = rate.read(model, tokens[1:, :6])
-    pair = [rate.read(model, tokens[:1]), alone]
-    for one, two, both in zip(*pair, readings, strict=True):
-        assert (one.inside + two.inside) / 2 == pytest.approx(both.inside, rel=1e-4)
+    alone = rate.layer_rates(model, tokens[1:, :6])
+    pair = [rate.layer_rates(model, tokens[:1]), alone]
+    for one, two, both in zip(*pair, rates, strict=True):
+        assert (one.subspace_rate + two.subspace_rate) / 2 == pytest.approx(both.subspace_rate, rel=1e-4)
     other = regard.build("transformer-encoder", size="tiny", vocab=11)
     with pytest.raises(UserError, match="no layer with subspaces"):
-        rate.read(other, tokens)
+        rate.layer_rates(other, tokens)
 
 
 def test_wider_subspaces_cost_more():
@@ -74,12 +74,12 @@ def test_wider_subspaces_cost_more():
     torch.manual_seed(0)
     model = regard.build("crate", size="tiny", vocab=11, overrides=["model.width=24", "model.heads=3"]).eval()
     tokens = torch.randint(11, (2, 13))
-    before = rate.read(model, tokens)
+    before = rate.layer_rates(model, tokens)
     with torch.no_grad():
         model.stack.layers[3].branches["mixer"].into.weight.mul_(3)
-    after = rate.read(model, tokens)
-    assert [r.inside for r in after[:3]] == [r.inside for r in before[:3]]
-    assert after[3].inside > before[3].inside
+    after = rate.layer_rates(model, tokens)
+    assert [r.subspace_rate for r in after[:3]] == [r.subspace_rate for r in before[:3]]
+    assert after[3].subspace_rate > before[3].subspace_rate
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ def test_one_projection_for_all_layers(tmp_path):
     tokens = torch.randint(17, (2, 9))
     assert torch.equal(one(tokens), again(tokens))
     assert len({id(layer.branches["mixer"].down_k) for layer in again.stack.layers}) == 1
-    assert sketch.parameters(one.recipe) == sum(p.numel() for p in one.parameters())
+    assert sketch.parameters_of_recipe(one.recipe) == sum(p.numel() for p in one.parameters())
 
 
 def test_two_stacks_share_nothing():

@@ -88,7 +88,7 @@ def test_half_precision_and_rows_without_anything(dtype):
     [
         ({"segment": 0}, "must be at least 1"),
         ({"memory": 0}, "must be at least 1"),
-        ({"segment": 5}, "'learned' reaches 10, and a segment with its memories is 11"),
+        ({"segment": 5}, "'learned' has 10 positions, and a segment with memory 11"),
         ({"position": "rotary"}, "acts in attention"),
         ({"layer": [{"mixer": {"part": "attention", "pattern": "everything"}}]}, "looks ahead"),
         ({"layer": []}, "at least one layer"),

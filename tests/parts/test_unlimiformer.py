@@ -112,7 +112,7 @@ def test_a_source_longer_than_the_positions():
         ({"part": "windows", "size": 8, "position": "rotary", "layer": [LAYER]}, "acts in attention"),
         (
             {"part": "windows", "size": 8, "position": {"part": "learned", "length": 7}, "layer": [LAYER]},
-            "position 'learned' knows 7 places, not 8",
+            "position 'learned' has 7 positions, not 8",
         ),
     ],
 )
