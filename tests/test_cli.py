@@ -214,7 +214,7 @@ def test_verify(mine, capsys):
     assert max(len(line) for line in text.splitlines()) <= 80
     data = json.loads(said(capsys, ["verify", "mine.toml", "--json", "--seed", "3"]))
     assert data["holds"]
-    assert [finding["law"] for finding in data["sections"][0]["findings"]] == list(laws.concerning(subject()))
+    assert [finding["law"] for finding in data["sections"][0]["findings"]] == list(laws.laws_for(subject()))
 
 
 def subject() -> laws.Subject:
@@ -223,7 +223,7 @@ def subject() -> laws.Subject:
 
 def test_verify_takes_the_tiny_size(mine, capsys, monkeypatch):
     monkeypatch.setattr(
-        report, "of_recipe", lambda made, seed: iter([report.Section(str(made["model"]["width"]), iter(()))])
+        report, "verify_recipe", lambda made, seed: iter([report.Section(str(made["model"]["width"]), iter(()))])
     )
     (mine / "sized.toml").write_text(MINE + "[size.tiny.model]\nwidth = 12\n[size.big.model]\nwidth = 48\n")
     assert "size tiny\n\n12" in said(capsys, ["verify", "sized.toml"])
@@ -233,7 +233,7 @@ def test_verify_takes_the_tiny_size(mine, capsys, monkeypatch):
 
 def test_parity_is_reported(mine, capsys, monkeypatch):
     monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
-    system = next(system for system in sorted(golden.cases()) if golden.found(system))
+    system = next(system for system in sorted(golden.cases()) if golden.golden_files(system))
     (mine / "mine.toml").write_text(f'golden = ["{system}", "nosuch"]\n' + MINE)
     text = said(capsys, ["verify", "mine.toml"])
     assert f"✓  {system}-" in text
@@ -249,7 +249,7 @@ def test_findings_come_one_by_one(mine, monkeypatch):
     ran = []
     tried = {name: (lambda subject, name=name: ran.append(name) or laws.Finding(name, 0.0, 1.0)) for name in "abc"}
     monkeypatch.setattr(laws, "concerning", lambda subject: tried)
-    section = next(report.of_recipe(recipe.load("mine.toml")))
+    section = next(report.verify_recipe(recipe.load("mine.toml")))
     assert next(section.findings).law == "a"
     assert ran == ["a"]
 

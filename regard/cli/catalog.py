@@ -152,12 +152,12 @@ def verify(
 
     if name.endswith(".py"):
         add_parts(parts)
-        return _judge(f"the part in {name}", report.of_file(name, seed), as_json)
+        return _judge(f"the part in {name}", report.verify_file(name, seed), as_json)
     if size is None and "tiny" in recipes.sizes(name):
         size = "tiny"
     recipe = load_recipe(name, size, sets, parts, SMALL_VOCAB, False)
     with told_of(name):
-        return _judge(name + (f", size {size}" if size else ""), report.of_recipe(recipe, seed), as_json)
+        return _judge(name + (f", size {size}" if size else ""), report.verify_recipe(recipe, seed), as_json)
 
 
 def _judge(what: str, sections: Iterator[Any], as_json: bool) -> int:

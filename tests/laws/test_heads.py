@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.core import Context, Embed, Head, UserError, part
 from regard.schema import find, names
-from regard.verify.laws import LIMIT, count_flops, differ
+from regard.verify.laws import LIMIT, count_flops, max_difference
 
 WIDTH, VOCAB, BATCH, TIME = 24, 31, 4, 13
 HEADS = [(name, index) for name in names(Head) for index in range(len(find(Head, name).examples))]
@@ -39,11 +39,11 @@ class TestHeads:
         noisy = torch.where(VALID[..., None], x, 1e3 * torch.randn_like(x))
         other = head(noisy, Context.begin(BATCH, TIME, valid=VALID))
         real = slice(None) if head.pools else VALID
-        assert differ(other[real].detach(), whole[real].detach()) <= LIMIT
+        assert max_difference(other[real].detach(), whole[real].detach()) <= LIMIT
         for row, length in enumerate(LENGTHS.tolist()):
             alone = head(x[row : row + 1, :length], Context.begin(1, length))[0]
             same = whole[row] if head.pools else whole[row, :length]
-            assert differ(same.detach(), alone.detach()) <= LIMIT
+            assert max_difference(same.detach(), alone.detach()) <= LIMIT
         whole[real].square().sum().backward()
         assert bool((x.grad[~VALID] == 0).all())
         assert bool(torch.isfinite(x.grad).all())
@@ -77,7 +77,7 @@ class TestEmbeds:
         mask = VALID.view(BATCH, TIME, *[1] * (tokens.dim() - 2))
         noisy = torch.where(mask, tokens, embed.draw(BATCH, TIME))
         other = embed(noisy, Context.begin(BATCH, TIME, valid=VALID)).detach()
-        assert differ(other[VALID], whole[VALID]) <= LIMIT
+        assert max_difference(other[VALID], whole[VALID]) <= LIMIT
 
     def test_rows_at_different_places(self, name, index):
         """Each row goes on from where it stands, and gives what it gives as a whole."""
@@ -89,7 +89,7 @@ class TestEmbeds:
         at = past[:, None] + torch.arange(time)
         rows = torch.arange(BATCH)[:, None]
         step = embed(tokens[rows, at], Context.after(past, time, segments=segments[rows, at]))
-        assert differ(step.detach(), whole[rows, at]) <= LIMIT
+        assert max_difference(step.detach(), whole[rows, at]) <= LIMIT
 
     def test_flops(self, name, index):
         embed = make(Embed, name, index)
@@ -134,7 +134,7 @@ def test_vectors_to_answers(head):
         assert whole.shape == ((BATCH, 3) if model.head.pools else (BATCH, TIME, 5))
         for row, length in enumerate(LENGTHS.tolist()):
             alone = model(x[row : row + 1, :length])[0]
-            assert differ(whole[row] if model.head.pools else whole[row, :length], alone) <= LIMIT
+            assert max_difference(whole[row] if model.head.pools else whole[row, :length], alone) <= LIMIT
     assert model.cost(TIME).flops == count_flops(model, lambda: model(x[:1]))
 
 

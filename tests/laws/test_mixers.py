@@ -29,7 +29,7 @@ def test_one_position(name, index):
     """A sequence of one is a sequence."""
     subject = laws.Subject(make(name, index))
     x, memory = subject.inputs(2, 1), subject.memory(2)
-    y = subject.whole(x, None, memory)
+    y = subject.forward(x, None, memory)
     assert y.shape == (2, 1, subject.module.out_width)
     assert bool(torch.isfinite(y).all())
 

@@ -95,8 +95,8 @@ def test_only_differences_matter(name, index, pattern):
             y = mixer(x, Context(at + shift))
         results.append((y, seen["attend.weights"][0]))
     for y, weights in results[1:]:
-        assert laws.differ(y, results[0][0]) < 1e-9
-        assert laws.differ(weights, results[0][1]) < 1e-9
+        assert laws.max_difference(y, results[0][0]) < 1e-9
+        assert laws.max_difference(weights, results[0][1]) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "index"), [v for v in RELATIVE if v[0] != "none"])
@@ -106,7 +106,7 @@ def test_differences_do_matter(name, index):
     x = torch.randn(2, 13, 24, dtype=torch.float64)
     at = torch.arange(13).expand(2, 13)
     with torch.no_grad():
-        assert laws.differ(mixer(x, Context(at)), mixer(x.roll(4, 1), Context(at)).roll(-4, 1)) > 1e-4
+        assert laws.max_difference(mixer(x, Context(at)), mixer(x.roll(4, 1), Context(at)).roll(-4, 1)) > 1e-4
 
 
 @pytest.mark.parametrize(("name", "index"), EMBEDS)
@@ -166,7 +166,7 @@ def test_xpos_stays_in_range_up_to_its_limit():
     for start in (0, 20000, limit - 13):
         at = Context(torch.arange(start, start + 13).expand(2, 13))
         with torch.no_grad():
-            assert laws.differ(mixer(x, at).double(), exact(x.double(), at)) < 1e-4
+            assert laws.max_difference(mixer(x, at).double(), exact(x.double(), at)) < 1e-4
     with pytest.raises(UserError, match="centre must be from 0 to"):
         part(Position, {"part": "xpos", "centre": 10**6}, dim=8)
 
@@ -181,7 +181,7 @@ def test_both_orders_of_transformer_xl_agree():
     with torch.no_grad():
         whole = position.bias(at[..., None], at[:, :, None], q)
         one = position.bias(at[..., 39:, None], at[:, :, None], q[:, :, 39:])
-    assert laws.differ(one, whole[:, :, 39:]) < 1e-12
+    assert laws.max_difference(one, whole[:, :, 39:]) < 1e-12
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -200,7 +200,7 @@ def test_what_transformer_xl_says(index):
             angle = far * 10000 ** (-torch.arange(0, 24, 2, dtype=torch.float64) / 24)
             place = position.of_place(torch.cat((angle.sin(), angle.cos()))).view(3, 8)
             want = ((q[:, :, i] + position.v) * place).sum(-1)
-            assert laws.differ(said[:, :, i, j], want) < 1e-9
+            assert laws.max_difference(said[:, :, i, j], want) < 1e-9
 
 
 def turned(**given) -> torch.Tensor:
@@ -285,4 +285,4 @@ def test_a_bias_has_the_scale_of_the_score(name, scale):
         for weight in changed:
             weight.mul_(2)
         x = torch.randn(2, 13, 24, dtype=torch.float64)
-        assert laws.differ(two(x, Context.begin(2, 13)), one(x, Context.begin(2, 13))) < 1e-9
+        assert laws.max_difference(two(x, Context.begin(2, 13)), one(x, Context.begin(2, 13))) < 1e-9

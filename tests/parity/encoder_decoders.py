@@ -4,7 +4,7 @@ import torch
 
 from regard.core import Model
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 
 def encoder_decoder(golden: Golden) -> list[Finding]:
@@ -30,7 +30,7 @@ def compared(golden: Golden, model: Model) -> list[Finding]:
     findings = golden.compare({"logits": model(tokens, memory=memory), "encoder_last_hidden": memory.x})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, model.encode(source, valid), most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, model.encode(source, valid), most=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.core import Model, watch
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 ATTEND = "layers.{}.branches.mixer.attend.weights"
 
@@ -33,7 +33,7 @@ def decoder(golden: Golden) -> list[Finding]:
     findings = golden.compare({"logits": scores, **more})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, None, most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, None, most=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

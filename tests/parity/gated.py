@@ -12,7 +12,7 @@ from regard.parts.mixers.involution import Involution, apply_kernels, square_win
 from regard.parts.mixers.unlimiformer import Unlimiformer
 from regard.parts.positions.t5 import T5
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 
 def pair(ours: str, theirs: str) -> dict:
@@ -66,7 +66,7 @@ def unit(golden: Golden, mixer: Mixer, offsets: str, out: str, shift: bool) -> l
     if mixer.streams:
         with torch.no_grad():
             lengths = torch.full((len(x),), x.shape[1])
-            steps = stepwise(Subject(mixer), inside.double(), lengths, None, most=5)
+            steps = in_random_steps(Subject(mixer), inside.double(), lengths, None, most=5)
         findings += golden.compare({"out": x + steps}, gradients=False)
     return findings
 

@@ -11,7 +11,7 @@ from regard.parts.embeds.patches import Patches
 from regard.parts.feedforwards.ista import Ista
 from regard.parts.mixers.attention import Attention
 from regard.parts.mixers.subspace import Subspace
-from regard.verify.laws import differ
+from regard.verify.laws import max_difference
 
 
 def test_ista_is_a_step_down_its_objective():
@@ -21,7 +21,7 @@ def test_ista_is_a_step_down_its_objective():
     y = x.clone().requires_grad_()
     (0.5 * (x - y @ step.dictionary.T.detach()).square().sum()).backward()
     want = F.relu(x - 0.3 * y.grad - 0.3 * 0.2)
-    assert differ(step(x, Context.begin(2, 5)).detach(), want) < 1e-12
+    assert max_difference(step(x, Context.begin(2, 5)).detach(), want) < 1e-12
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def test_subspaces_are_attention_with_one_map(dim):
     own = {f"{letter}.weight": one.into.weight for letter in "qkv"}
     three.load_state_dict(own | {f"out.{kind}": getattr(one.attention.out, kind) for kind in ("weight", "bias")})
     x, context = torch.randn(2, 9, 12, dtype=torch.float64), Context.begin(2, 9)
-    assert differ(one(x, context), three(x, context)) < 1e-12
+    assert max_difference(one(x, context), three(x, context)) < 1e-12
     assert one.cost(9).flops < three.cost(9).flops
 
 
@@ -91,7 +91,7 @@ def test_patches_are_a_convolution():
     weight = embed.into.weight.view(10, 2, 3, 3)
     want = F.conv2d(images, weight, embed.into.bias, stride=3).flatten(2).mT
     assert x.shape == (2, 7, 10)
-    assert differ(x[:, 1:], want) < 1e-12
+    assert max_difference(x[:, 1:], want) < 1e-12
     assert torch.equal(x[:, 0], embed.token.expand(2, 10))
     cut = embed.cut(images)
     assert torch.equal(embed(cut, Context.begin(2, 7)), x)

@@ -41,7 +41,7 @@ def test_an_equation_with_a_known_solution(step, near, learning):
         for role in range(3):
             found = position.vectors(role, 41).detach()
             time = 0.05 * torch.arange(41, dtype=torch.float64)[:, None]
-            assert laws.differ(found, position.begin[role].detach() * torch.exp(-1.5 * time)) < near
+            assert laws.max_difference(found, position.begin[role].detach() * torch.exp(-1.5 * time)) < near
 
 
 def test_time_itself_moves_it():
@@ -52,7 +52,7 @@ def test_time_itself_moves_it():
         position.flow.out.bias.zero_()
         position.flow.out.weight[:, -1] = 3.0
     time = 0.1 * torch.arange(23, dtype=torch.float64)[:, None]
-    assert laws.differ(position.vectors(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
+    assert laws.max_difference(position.vectors(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
 
 
 @pytest.mark.parametrize("step", [0.5, 1, 5])
@@ -60,9 +60,9 @@ def test_a_place_does_not_depend_on_the_length(step):
     position = make(step=step, dt=0.1)
     long = position.vectors(0, 71).detach()
     for count in (1, 2, 13, 70):
-        assert laws.differ(position.vectors(0, count).detach(), long[:count]) < 1e-14
+        assert laws.max_difference(position.vectors(0, count).detach(), long[:count]) < 1e-14
     with torch.no_grad():
-        assert laws.differ(position.vectors(0, 71), long) < 1e-12
+        assert laws.max_difference(position.vectors(0, 71), long) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["begin", "flow.into.weight", "flow.out.bias"])
@@ -74,7 +74,7 @@ def test_what_is_kept_follows_the_parameters(name):
         position.get_parameter(name).mul_(1.5)
         from_start.load_state_dict(position.state_dict())
         assert torch.equal(position.key(q, at), from_start.key(q, at))
-        assert laws.differ(position.key(q, at), before) > 1e-3
+        assert laws.max_difference(position.key(q, at), before) > 1e-3
 
 
 def test_kept_places_can_be_met_again_in_training():
@@ -126,7 +126,7 @@ def test_half_floats_are_solved_in_single_precision():
     exact = make(dt=0.1, step=1)
     exact.load_state_dict(position.state_dict())
     found, want = (p.vectors(2, 200).detach().double() for p in (position, exact))
-    assert laws.differ(found, want) < 1e-3
+    assert laws.max_difference(found, want) < 1e-3
 
 
 def test_it_tells_places_apart():

@@ -8,7 +8,7 @@ from regard.core import Context, Mixer, Position, UserError, part, state_bytes
 from regard.parts.mixers import gau as gau_file
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
-from regard.verify.laws import count_flops, differ
+from regard.verify.laws import count_flops, max_difference
 
 
 def lively(mixer: Mixer) -> Mixer:
@@ -45,7 +45,7 @@ def test_gau_is_its_definition(causal, length):
             n = length or (i + 1 if causal else 13)
             weight = F.relu((q[:, i] * k[:, j]).sum(-1) / n + bias) ** 2
             mixed[:, i] += weight[:, None] * values[:, j]
-    assert differ(mixer(x, Context.begin(2, 13)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, 13)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
 
 
 @pytest.mark.parametrize("pattern", ["causal", "everything"])
@@ -67,7 +67,7 @@ def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
             counted = count_flops(mixer, lambda whole=whole: mixer(whole, Context.begin(1, 13)))
         assert counted == mixer.cost(13).flops
     for one, two in zip(*found, strict=True):
-        assert differ(one, two) < 1e-10
+        assert max_difference(one, two) < 1e-10
 
 
 def test_laplace_meets_relu_squared():
@@ -93,7 +93,9 @@ def test_flash_within_a_chunk_is_gau(causal):
         flash.unit.offsets.gain[3], flash.unit.offsets.shift[3] = (0.0, 0.0) if not causal else (1.0, 1.0)
     for time in (1, 7, chunk):
         x = inputs(2, time, 10)
-        assert differ(flash(x, Context.begin(2, time)).detach(), gau(x, Context.begin(2, time)).detach()) < 1e-12
+        assert (
+            max_difference(flash(x, Context.begin(2, time)).detach(), gau(x, Context.begin(2, time)).detach()) < 1e-12
+        )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -110,7 +112,7 @@ def test_flash_is_its_definition(causal, time, chunk):
             if j // chunk < i // chunk or not causal:
                 share = chunk if causal else time
                 mixed[:, i] += (far_q[:, i] * far_k[:, j]).sum(-1, True) / share * values[:, j]
-    assert differ(mixer(x, Context.begin(2, time)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, time)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
 
 
 def test_flash_grows_with_length_alone():

@@ -67,7 +67,7 @@ def slowly(mixer, x):
 @torch.no_grad()
 def test_definition(given):
     mixer, x = make(**given), inputs()
-    assert laws.differ(mixer(x, Context.begin(2, TIME)), slowly(mixer, x)) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, TIME)), slowly(mixer, x)) < 1e-12
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def test_long_steps_are_sorted_again():
         y, state = mixer.step(columns, state, Context.after(begin, max(taken), valid=valid))
         for row, length in enumerate(taken):
             first = int(begin[row])
-            assert laws.differ(y[row, :length], whole[row, first : first + length]) < 1e-12
+            assert laws.max_difference(y[row, :length], whole[row, first : first + length]) < 1e-12
         begin = begin + lengths
 
 
@@ -107,7 +107,7 @@ def test_few_comparisons_at_once_change_nothing(monkeypatch):
     state = mixer.start(Context.begin(2, 0), TIME)
     want, _ = mixer.step(x, mixer.start(Context.begin(2, 0), TIME), Context.after(torch.zeros(2).long(), TIME))
     monkeypatch.setattr(lsh, "AT_ONCE", 1)
-    assert laws.differ(mixer.step(x, state, Context.after(torch.zeros(2).long(), TIME))[0], want) < 1e-12
+    assert laws.max_difference(mixer.step(x, state, Context.after(torch.zeros(2).long(), TIME))[0], want) < 1e-12
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def test_in_chunks_the_future_decides_what_is_seen():
     x, moved = inputs(), []
     for mixer in (make(), make(cut="chunks")):
         y = [mixer(torch.cat((x[:, :20], tail), 1), Context.begin(2, TIME)) for tail in (x[:, 20:], x[:, :9])]
-        moved.append(laws.differ(y[0][:, :20], y[1][:, :20]))
+        moved.append(laws.max_difference(y[0][:, :20], y[1][:, :20]))
     assert moved[0] < 1e-12
     assert moved[1] > 1e-3
 
@@ -134,7 +134,7 @@ def test_a_decoder_of_chunks_is_refused_by_name():
 @torch.no_grad()
 def test_alone_it_sees_itself():
     mixer, x = make(), inputs(1)
-    assert laws.differ(mixer(x, Context.begin(2, 1)), mixer.out(mixer.v(x))) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, 1)), mixer.out(mixer.v(x))) < 1e-12
 
 
 @pytest.mark.parametrize("given", [{}, {"cut": "chunks", "across": True, "repeats": True}, {"causal": False}], ids=str)
@@ -152,9 +152,9 @@ def test_weights_are_what_is_applied(given):
         found.append((y.detach(), mine.grad))
     weights = seen["weights"][0].detach()
     assert weights.shape == (2, HEADS, TIME, TIME)
-    assert laws.differ(weights.sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
-    assert laws.differ(found[0][0], found[1][0]) < 1e-12
-    assert laws.differ(found[0][1], found[1][1]) < 1e-9
+    assert laws.max_difference(weights.sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
+    assert laws.max_difference(found[0][0], found[1][0]) < 1e-12
+    assert laws.max_difference(found[0][1], found[1][1]) < 1e-9
 
 
 def test_rotations_come_from_the_seed_or_are_saved(tmp_path):
@@ -237,7 +237,7 @@ def test_chunks_of_a_feedforward_are_the_whole(size):
         y.square().sum().backward()
         found.append([y.detach(), x.grad, *(p.grad.clone() for p in chunked.parameters())])
     for one, two in zip(*found, strict=True):
-        assert laws.differ(one, two) < 1e-12
+        assert laws.max_difference(one, two) < 1e-12
 
 
 def test_chunks_keep_no_hidden_channels():

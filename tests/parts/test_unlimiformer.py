@@ -9,7 +9,7 @@ from regard.parts.mixers import unlimiformer as file
 from regard.parts.mixers.attention import Attention
 from regard.parts.mixers.unlimiformer import Unlimiformer
 from regard.parts.mixers.windows import Windows
-from regard.verify.laws import differ
+from regard.verify.laws import max_difference
 
 LAYER = {"mixer": {"part": "attention", "pattern": "everything"}, "wiring": "post"}
 
@@ -48,7 +48,7 @@ def test_each_head_of_each_query_has_its_own_neighbours():
     scores = (q @ k.mT / 2).masked_fill(~source.valid[:, None, None], float("-inf"))
     best = scores.topk(3).indices
     kept = torch.full_like(scores, float("-inf")).scatter(-1, best, scores.gather(-1, best))
-    assert differ(weights, kept.softmax(-1)) < 1e-12
+    assert max_difference(weights, kept.softmax(-1)) < 1e-12
     assert len({tuple(sorted(row)) for row in best[0].flatten(0, 1).tolist()}) > 1
 
 
@@ -63,7 +63,7 @@ def test_many_queries_in_blocks(monkeypatch, position):
         y.square().sum().backward()
         found.append([y.detach(), x.grad, *(p.grad.clone() for p in mixer.parameters())])
     for one, two in zip(*found, strict=True):
-        assert differ(one, two) < 1e-10
+        assert max_difference(one, two) < 1e-10
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def test_windows_one_by_one(size, overlap, time):
         end = time if last else begin + size - margin
         kept.append(y[:, done - begin : end - begin])
         begin, done = begin + stride, end
-    assert differ(mixer(x, Context.begin(2, time)), torch.cat(kept, 1)) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, time)), torch.cat(kept, 1)) < 1e-12
 
 
 @torch.no_grad()

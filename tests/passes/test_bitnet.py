@@ -14,7 +14,7 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.ops.dispatch import is_plain_linear
 from regard.passes import bitnet
-from regard.passes.bitnet import BitLinear, PackedLinear, pack, packed, unpacked
+from regard.passes.bitnet import BitLinear, PackedLinear, pack, pack_ternary, unpack_ternary
 
 TEXTS = ["a cat sat on the mat", "the dog", "cat", "on the mat the dog sat and a cat sat"]
 DECODER = {
@@ -55,7 +55,7 @@ def test_packed_is_the_very_same(dtype, wide, to, bias, norm, monkeypatch):
         y = map_(x)
         assert y.dtype == dtype
         assert y.isfinite().all()
-        assert torch.equal(PackedLinear.of(map_).eval()(x), y)
+        assert torch.equal(PackedLinear.from_bit_linear(map_).eval()(x), y)
 
 
 def test_sums_stay_exact_when_there_are_very_many():
@@ -66,12 +66,12 @@ def test_sums_stay_exact_when_there_are_very_many():
     with torch.no_grad():
         map_.weight.abs_()
         y = map_(x)
-        assert torch.equal(PackedLinear.of(map_).eval()(x), y)
+        assert torch.equal(PackedLinear.from_bit_linear(map_).eval()(x), y)
         weights, size = map_.ternary()
-        quanta, step = bitnet.rounded(x)
+        quanta, step = bitnet.quantize_input(x)
         whole = quanta.long() @ weights.long().T
         assert whole.min() > 1 << 24
-        assert torch.equal(y, bitnet.finished(whole.double(), step, size, map_.bias, x.dtype))
+        assert torch.equal(y, bitnet.dequantize(whole.double(), step, size, map_.bias, x.dtype))
 
 
 def test_what_is_rounded_and_how_it_learns():
@@ -94,12 +94,12 @@ def test_what_is_rounded_and_how_it_learns():
 
 def test_bytes():
     weights = torch.randint(-1, 2, (7, 5), generator=torch.Generator().manual_seed(0))
-    held = packed(weights)
+    held = pack_ternary(weights)
     assert held.dtype == torch.uint8
     assert held.shape == (2, 5)
-    assert torch.equal(unpacked(held, torch.int8).flatten(0, 1)[:7] - 1, weights.to(torch.int8))
+    assert torch.equal(unpack_ternary(held, torch.int8).flatten(0, 1)[:7] - 1, weights.to(torch.int8))
     map_ = random_map()
-    assert torch.equal(PackedLinear.of(map_).weight, map_.ternary()[0] * map_.ternary()[1])
+    assert torch.equal(PackedLinear.from_bit_linear(map_).weight, map_.ternary()[0] * map_.ternary()[1])
 
 
 def test_where_it_goes():

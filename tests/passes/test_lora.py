@@ -82,7 +82,7 @@ def test_where_it_goes():
 
 
 def test_it_is_what_the_equation_says():
-    map_ = LoraLinear.of(nn.Linear(13, 7), 3, 5.0, 0.0)
+    map_ = LoraLinear.from_linear(nn.Linear(13, 7), 3, 5.0, 0.0)
     nn.init.normal_(map_.up)
     x = torch.randn(2, 5, 13, requires_grad=True)
     y = map_(x)
@@ -95,7 +95,7 @@ def test_it_is_what_the_equation_says():
 
 
 def test_dropout_is_of_the_small_map_alone():
-    map_ = LoraLinear.of(nn.Linear(13, 7), 3, 5.0, 0.5)
+    map_ = LoraLinear.from_linear(nn.Linear(13, 7), 3, 5.0, 0.5)
     x = torch.randn(4, 13)
     assert torch.equal(map_.train()(x), map_.eval()(x))
     nn.init.normal_(map_.up)
