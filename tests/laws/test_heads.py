@@ -80,7 +80,7 @@ class TestEmbeds:
         assert max_difference(other[VALID], whole[VALID]) <= LIMIT
 
     def test_rows_at_different_places(self, name, index):
-        """Each row goes on from where it stands, and gives what it gives as a whole."""
+        """Each row continues from its own position, and gives what it gives in one pass."""
         embed = make(Embed, name, index)
         tokens = embed.draw(BATCH, TIME)
         segments = torch.randint(getattr(embed, "segment_table", torch.ones(1)).shape[0], (BATCH, TIME))
@@ -108,7 +108,7 @@ def test_segments_are_read():
 
 @pytest.mark.parametrize("how", ["first", "last", "mean", "max"])
 def test_pools(how):
-    """Against the plain reading of the word, row by row."""
+    """Pooling against its definition, row by row."""
     head = part(Head, {"part": "regress", "outputs": WIDTH, "pool": how}, width=WIDTH)
     torch.nn.init.eye_(head.out.weight)
     torch.nn.init.zeros_(head.out.bias)
@@ -176,7 +176,7 @@ def test_three_way_tie(tmp_path):
 
 
 def test_tie_with_factors():
-    """A narrow table is tied to a head that comes down to as many channels."""
+    """A narrow table is tied to a head with a hidden layer of as many channels."""
     model = transformer("all", embed={"part": "tokens", "dim": 10}, head={"part": "vocabulary", "hidden": 10})
     assert model.head.table is model.embed.table is model.source_embed.table
     assert model.head.table.shape == (VOCAB, 10)

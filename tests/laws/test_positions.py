@@ -50,7 +50,7 @@ def test_laws_in_attention(name, index):
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in INSIDE}))
 def test_laws_with_a_cache_that_forgets(name):
-    """A key that is gone takes its distance with it, which `cost` does not know; all else holds."""
+    """`cost` does not count that dropped keys also drop their distances; all other laws hold."""
     findings = laws.check(attention(name, 0, kv_heads=1, pattern="causal & window(5)"))
     hold([finding for finding in findings if finding.law != "cost"])
 
@@ -85,7 +85,7 @@ def test_laws_in_an_embed(name, index):
 @pytest.mark.parametrize(("name", "index"), RELATIVE)
 @pytest.mark.parametrize("pattern", ["causal", "everything"])
 def test_only_differences_matter(name, index, pattern):
-    """All places moved by the same amount: the same scores, and the same output."""
+    """Shifting all positions changes neither scores nor outputs."""
     mixer = attention(name, index, pattern=pattern, kernel="reference")
     x = torch.randn(2, 13, 24, dtype=torch.float64)
     at = torch.stack((torch.arange(13), torch.arange(3, 16)))
@@ -101,7 +101,7 @@ def test_only_differences_matter(name, index, pattern):
 
 @pytest.mark.parametrize(("name", "index"), [v for v in RELATIVE if v[0] != "none"])
 def test_differences_do_matter(name, index):
-    """What stands elsewhere is seen otherwise."""
+    """The output depends on the positions."""
     mixer = attention(name, index, pattern="everything")
     x = torch.randn(2, 13, 24, dtype=torch.float64)
     at = torch.arange(13).expand(2, 13)
@@ -172,7 +172,7 @@ def test_xpos_stays_in_range_up_to_its_limit():
 
 
 def test_both_orders_of_transformer_xl_agree():
-    """Many queries map the places, few map themselves."""
+    """Many queries project the positions, few queries project themselves."""
     torch.manual_seed(0)
     position = part(Position, "transformer_xl", width=24, heads=3, dim=8).double()
     q, at = torch.randn(1, 3, 40, 8, dtype=torch.float64), torch.arange(40)[None, None]
@@ -186,7 +186,7 @@ def test_both_orders_of_transformer_xl_agree():
 
 @pytest.mark.parametrize("index", range(4))
 def test_what_transformer_xl_says(index):
-    """The second term of the paper's score, place by place."""
+    """The second term of the paper's score, position by position."""
     torch.manual_seed(0)
     given = find(Position, "transformer_xl").examples[index]
     position = part(Position, {"part": "transformer_xl", **given}, width=24, heads=3, dim=8).double()
@@ -208,7 +208,7 @@ def turned(**given) -> torch.Tensor:
 
 
 def test_scalings_of_rotary():
-    """What each leaves alone and what it slows down: pairs come fastest first."""
+    """Which frequencies each scaling keeps and which it lowers, the highest first."""
     plain = turned()
     assert torch.allclose(turned(scaling={"kind": "linear", "factor": 8}), plain / 8)
 

@@ -24,7 +24,7 @@ def test_laws(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_in_float32(name):
-    """As users have it: rounding alone may differ."""
+    """In float32: only rounding may differ."""
     for model in apart(make(name)).values():
         subject = laws.Subject(model)
         if not subject.streams:
@@ -65,7 +65,7 @@ def test_learns_one_step(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saves_and_loads(name, tmp_path):
-    """After a step of learning, too: nothing is left of what was made from the weights before."""
+    """Also after a training step: nothing derived from the old weights remains."""
     model = make(name).eval()
     given = model.draw(2, 13)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where time and memory go: every part is named, and nothing is counted twice or lost."""
+"""Profiles of time and memory: every part is labeled, and everything is counted once."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_a_decoding_step_has_no_backward_and_tells_the_state():
 
 
 def test_what_waits_is_counted_once():
-    """By whoever wants it first; weights do not wait."""
+    """Saved tensors count for the part that saves them first; weights do not count."""
     labels = PartLabels(made("gpt2"))
     x = torch.randn(3, 7, requires_grad=True)
     with labels.saved_bytes() as kept, labels.scope("one"):

@@ -63,7 +63,7 @@ def evolved_layer(golden: Golden, table: dict, depth: int) -> Stack:
 
 
 def channels(c: dict) -> int | None:
-    """Of a head, where they are not the width's share."""
+    """The head dimension, where it is not width / heads."""
     assert c["attention_key_channels"] == c["attention_value_channels"]
     return c["attention_key_channels"] // c["num_heads"] or None
 

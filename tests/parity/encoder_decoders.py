@@ -23,7 +23,7 @@ def marian(golden: Golden) -> list[Finding]:
 
 
 def compared(golden: Golden, model: Model) -> list[Finding]:
-    """What the encoder gives, scores, gradients, and scores in steps."""
+    """Compare the encoder's output, logits, gradients, and logits in steps."""
     source, tokens = golden.input("input_ids"), golden.input("decoder_input_ids")
     valid = golden.input("attention_mask").bool()
     memory = model.encode(source, valid)

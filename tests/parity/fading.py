@@ -33,7 +33,7 @@ def prefix(lengths: Tensor, time: int) -> Tensor:
 
 
 def linear_attention(golden: Golden) -> list[Finding]:
-    """Theirs is (batch, time, heads, channels), and without the maps around it."""
+    """Theirs is (batch, time, heads, channels), without the projections."""
     c = golden.config
     mixer = Linear(c["H"] * c["M"], c["H"], c["E"], c["M"], causal=c["causal"], eps=c["eps"])
     q, k, v = (golden.input(name).transpose(1, 2) for name in "qkv")

@@ -13,7 +13,8 @@ ATTEND = "layers.{}.branches.mixer.attend.weights"
 
 
 def inside(golden: Golden, model: Model, run: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model gives, and what else the golden has seen of it: attn0, hidden1 (after the first layer), ..."""
+    """Return the logits, and the intermediate outputs in the golden file: attn0, hidden1 (after the first layer),
+    ..."""
     last: list[Tensor] = []
     hook = model.stack.norm.register_forward_hook(lambda module, given, y: last.append(y))
     with watch(model.stack, "layers.*") as seen:

@@ -74,7 +74,7 @@ def test_definition(given):
 
 @pytest.mark.parametrize("given", VARIANTS, ids=str)
 def test_a_watched_tap_changes_nothing(given):
-    """The weights are then over the groups in their order, and the fast way is not taken."""
+    """A watched tap sees the weights over the groups in order, and turns the fast path off."""
     mixer, found = make(**given), []
     x = torch.randn(2, TIME, WIDTH, dtype=torch.float64, requires_grad=True)
     for watched in (False, True):

@@ -1,4 +1,4 @@
-"""CRATE: the layer as the steps that it claims to be, its read-out, and images as patches."""
+"""CRATE: its layer as the optimization steps of the paper, its measured rates, and images as patches."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_rates_of_every_layer():
 
 
 def test_wider_subspaces_cost_more():
-    """The read-out of a layer uses that layer's subspaces."""
+    """The rates of a layer are measured in the subspaces of that layer."""
     torch.manual_seed(0)
     model = regard.build("crate", size="tiny", vocab=11, overrides=["model.width=24", "model.heads=3"]).eval()
     tokens = torch.randint(11, (2, 13))

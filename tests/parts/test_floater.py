@@ -1,4 +1,5 @@
-"""FLOATER: the flow is solved right, places do not depend on the sequence, and nothing old is kept."""
+"""FLOATER: the equation is solved correctly, positions do not depend on the sequence, and the cache never goes
+stale."""
 
 import math
 
@@ -45,7 +46,7 @@ def test_an_equation_with_a_known_solution(step, near, learning):
 
 
 def test_time_itself_moves_it():
-    """dp/dt = a t: p = p(0) + a t^2 / 2, which the solver and the cubic between its stops hit exactly."""
+    """dp/dt = a t: p = p(0) + a t^2 / 2, which the solver and its cubic interpolation reproduce exactly."""
     position = make(dt=0.1, step=4)
     with torch.no_grad():
         position.flow.out.weight.zero_()
@@ -89,7 +90,7 @@ def test_kept_places_can_be_met_again_in_training():
 
 
 def test_fewer_heads_of_keys():
-    """They take the first channels."""
+    """Fewer key heads take the first channels."""
     position = make()
     at = torch.arange(7)[None]
     all_heads = position.key(torch.zeros(2, 3, 7, 8, dtype=torch.float64), at)
@@ -130,7 +131,7 @@ def test_half_floats_are_solved_in_single_precision():
 
 
 def test_it_tells_places_apart():
-    """The same token everywhere, and yet other vectors."""
+    """Equal tokens at different positions have different vectors."""
     overrides = ["model.position={part='floater'}", "model.layer.0.mixer.position=shared"]
     torch.manual_seed(0)
     model = regard.build("transformer-decoder", size="tiny", vocab=17, overrides=overrides).double().eval()

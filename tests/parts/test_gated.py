@@ -51,7 +51,7 @@ def test_gau_is_its_definition(causal, length):
 @pytest.mark.parametrize("pattern", ["causal", "everything"])
 @pytest.mark.parametrize("weights", ["relu_squared", "softmax"])
 def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
-    """As whole, outputs and gradients, and with the work that `cost` tells."""
+    """Blocks give the same outputs and gradients as one pass, at the cost that `cost` declares."""
     mixer = lively(Gau(10, hidden=7, dim=4, pattern=pattern, weights=weights))
     valid = torch.arange(13)[None] < torch.tensor([13, 5])[:, None]
     found = []
@@ -71,7 +71,7 @@ def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
 
 
 def test_laplace_meets_relu_squared():
-    """In value and slope at sqrt(1/2)."""
+    """The two activations agree in value and slope at sqrt(1/2)."""
     for bend in gau_file.ACTIVATIONS.values():
         x = torch.tensor(0.5, dtype=torch.float64).sqrt().requires_grad_()
         y = bend(x)
@@ -81,7 +81,7 @@ def test_laplace_meets_relu_squared():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_flash_within_a_chunk_is_gau(causal):
-    """And what is far adds nothing before the second chunk."""
+    """Within the first chunk FLASH is a GAU: the linear part adds nothing."""
     chunk = 11
     flash = lively(Flash(10, hidden=7, dim=4, chunk=chunk, causal=causal))
     gau = Gau(10, hidden=7, dim=4, pattern="causal" if causal else "everything", position=flash.position, length=chunk)
@@ -116,7 +116,7 @@ def test_flash_is_its_definition(causal, time, chunk):
 
 
 def test_flash_grows_with_length_alone():
-    """Twice the length is twice the work; the state and the price of a token are the same at any place."""
+    """Twice the length is twice the work; the state and the cost of a token are the same at any position."""
     mixer = Flash(10, hidden=7, dim=4, chunk=16)
     assert mixer.cost(16384).flops == 16 * mixer.cost(1024).flops
     assert mixer.cost(1, 100) == mixer.cost(1, 16000)
@@ -132,7 +132,7 @@ def test_flash_counts_whole_chunks():
 
 
 def test_flash_goes_on_for_long():
-    """Far beyond any chunk, in half precision: finite, and as in double."""
+    """Long sequences in half precision stay finite and close to float64."""
     mixer = lively(Flash(8, hidden=6, dim=4, chunk=64, position="rotary"))
     with torch.no_grad():
         mixer.unit.offsets.gain.mul_(0.3)

@@ -89,7 +89,7 @@ def test_half_precision_and_rows_without_anything(dtype):
 
 
 def test_features_of_nothing_leave_gradients_finite():
-    """elu(x) + 1 is 0 far below 0: the memory then sums to 0, and is divided by."""
+    """elu(x) + 1 is 0 for very negative x: the divisor is then 0."""
     mixer = make(update="delta")
     with torch.no_grad():
         for m in (mixer.q, mixer.k):

@@ -1,4 +1,4 @@
-"""Involution: place by place, on a line and on an image, and a convolution where all kernels are the same."""
+"""Involution: position by position, in one and two dimensions, and as a convolution where all kernels are equal."""
 
 import pytest
 import torch

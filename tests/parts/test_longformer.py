@@ -58,7 +58,7 @@ def test_hubs_of_the_batch_are_hubs(position):
 
 
 def test_hubs_have_maps_of_their_own():
-    """A hub's row follows the hubs' maps, the others' rows do not."""
+    """The output of a hub depends on the projections of hubs, and the others do not."""
     mixer, x = make(hubs=2), torch.randn(1, 9, 24, dtype=torch.float64)
     before = mixer(x, Context.begin(1, 9))
     with torch.no_grad():

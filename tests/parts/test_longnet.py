@@ -1,4 +1,4 @@
-"""LongNet: who reaches whom, and branches that agree with one softmax in which a key counts as often as it is seen."""
+"""LongNet: its receptive field, and branches that agree with one softmax in which a key counts once per branch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def make(kernel: str = "auto", **given) -> Mixer:
 
 
 def test_reaches_every_token():
-    """With as many heads as the rate, each tooth of the comb is some head's, in both ways to deal them out."""
+    """With as many heads as the rate, the heads cover all positions, with both kinds of offsets."""
     for offsets, begins in (("turns", (0, 1, 2, 3)), ("groups", (0, 1, 2, 3))):
         mixer = make(segments=[4, 16], rates=[1, 4], offsets=offsets)
         assert str(mixer.pattern) == f"causal & comb(4, 1) | causal & comb(16, 4, {begins})"

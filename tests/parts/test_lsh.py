@@ -24,7 +24,7 @@ def inputs(time=TIME, batch=2):
 
 
 def sets(mixer, buckets):
-    """For each position the others that it sees in a round with these buckets (time,), from the rule's own words."""
+    """For each position, the others that it sees in a round with these buckets (time,), from the definition."""
     rule, time = mixer.rule, len(buckets)
     order = sorted(range(time), key=lambda i: (buckets[i], i))
     chunk = {i: place // rule.size for place, i in enumerate(order)}
@@ -72,7 +72,7 @@ def test_definition(given):
 
 @torch.no_grad()
 def test_long_steps_are_sorted_again():
-    """Steps of more than a few positions take another way, and rows stand at different places."""
+    """Longer steps take another code path, and rows are at different positions."""
     mixer, time = make(rounds=3, size=5), 3 * MAX_SHORT_STEP
     x = inputs(time, 3)
     whole = mixer(x, Context.begin(3, time))
@@ -112,7 +112,7 @@ def test_few_comparisons_at_once_change_nothing(monkeypatch):
 
 @torch.no_grad()
 def test_in_chunks_the_future_decides_what_is_seen():
-    """Which is why they do not step, and why the causal form is another by default."""
+    """Sorted chunks depend on later positions, so they do not step, and the causal default is another form."""
     x, moved = inputs(), []
     for mixer in (make(), make(cut="chunks")):
         y = [mixer(torch.cat((x[:, :20], tail), 1), Context.begin(2, TIME)) for tail in (x[:, 20:], x[:, :9])]

@@ -49,7 +49,7 @@ def test_cut_tokens_give_the_same():
 
 
 def test_plain_tokens_of_a_later_step_are_refused():
-    """The tokens before them are not known there."""
+    """N-grams need the tokens before a step, which are not available."""
     with pytest.raises(UserError, match="whole text at once"):
         embed()(torch.randint(61, (2, 3)), Context.after(torch.tensor([4, 7]), 3))
 

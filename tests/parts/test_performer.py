@@ -28,7 +28,7 @@ def inputs(time, dim=4):
 @pytest.mark.parametrize("kind", ["softmax", "relu"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_formula(kind, causal):
-    """All queries with all keys, without the stabiliser, which cancels."""
+    """All queries with all keys, without the stabilizer, which cancels."""
     ours, (q, k, v) = favor(kind=kind, eps=0.0 if kind == "softmax" else 0.01), inputs(13)
 
     def feature(x):

@@ -1,4 +1,4 @@
-"""What the laws cannot see of the mixers that are not attention: last states, alignments, definitions, bad input."""
+"""What the laws do not cover of mixers other than attention: final states, alignments, definitions, bad input."""
 
 import pytest
 import torch
@@ -179,7 +179,7 @@ def test_alignments_of_steps_are_those_of_the_whole(spec):
 
 @pytest.mark.parametrize("spec", DECODERS)
 def test_a_watcher_may_replace_the_weights(spec):
-    """With all the weight on one place, the rest of the source does not matter."""
+    """With all the weight on one position, the rest of the source does not matter."""
     torch.manual_seed(0)
     ours = mixer({**spec, "begin": "zeros"} if spec["part"] == "luong" else spec)
     x, source = torch.randn(2, 4, 12), torch.randn(2, 6, 10)
@@ -257,7 +257,7 @@ def test_gated_convolution_and_the_maps_around():
 
 
 def test_padding_is_zero_at_the_convolution_itself():
-    """Not before the first map, whose bias would stand there."""
+    """Padding is masked after the input projection, not before, since its bias would remain."""
     torch.manual_seed(0)
     ours = mixer({"part": "convolution", "kind": "lightweight", "size": 5, "causal": False})
     nn.init.normal_(ours.into.bias)

@@ -1,4 +1,4 @@
-"""A memory that a stack reads and writes: against the stack called by hand, and what is special about it."""
+"""Recurrent memory: against the inner stack called by hand, and its special cases."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Retrieval across: the k nearest keys and no other, and sources of any length in windows that overlap."""
+"""Unlimiformer: attention to exactly the k nearest keys, and sources of any length in overlapping windows."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_windows_one_by_one(size, overlap, time):
 
 @torch.no_grad()
 def test_a_source_longer_than_the_positions():
-    """The recipe's encoder knows 32 places, and reads 150."""
+    """The encoder of the recipe has 32 positions, and reads 150."""
     model = regard.build("unlimiformer", size="tiny", vocab=11).eval()
     assert model.source_limit is None
     source = torch.randint(11, (1, 150))

@@ -1,4 +1,4 @@
-"""Multi-view decoding: which layer of the encoder a layer of the decoder looks at."""
+"""Multi-view decoding: which encoder layer each decoder layer attends to."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_who_does_not_choose_gets_no_views():
 
 
 def test_only_the_chosen_layer_matters():
-    """All look at the first layer: what the second does is nobody's concern."""
+    """All decoder layers attend to the first encoder layer, so the second has no effect."""
     model = make(0, depth=2)
     source, target = torch.randint(17, (2, 11)), torch.randint(17, (2, 7))
     with torch.no_grad():

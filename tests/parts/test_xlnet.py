@@ -1,4 +1,4 @@
-"""XLNet's property: a prediction knows those before it in the order, and neither itself nor those after it."""
+"""XLNet: a prediction depends on the tokens before it in the order, not on itself or those after it."""
 
 import pytest
 import torch

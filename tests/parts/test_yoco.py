@@ -48,7 +48,7 @@ def test_all_layers_look_at_the_same_keys():
 
 @torch.no_grad()
 def test_a_pattern_given_with_the_batch():
-    """Reaches the second stack too: nothing of the first document is seen in the second."""
+    """A pattern of the batch also applies to the second stack: documents do not see each other."""
     mixer, x = make(), torch.randn(1, 9, 24).double()
     other = x.clone()
     other[:, :5] += 1
@@ -72,7 +72,7 @@ def test_half_precision_and_rows_without_anything(dtype):
 
 @torch.no_grad()
 def test_gated_retention_forgets_without_harm():
-    """Gates that close: what is remembered fades below any number, over 100,000 positions, and stays finite."""
+    """Closed gates: over 100,000 positions the memory decays to zero and stays finite."""
     mixer = part(Mixer, {"part": "gated_retention", "temperature": 0.01}, width=4, heads=2)
     torch.nn.init.normal_(mixer.fade.weight, std=50)
     x = torch.randn(1, 1000, 4)

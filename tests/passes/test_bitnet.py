@@ -1,4 +1,4 @@
-"""BitNet: rounding, learning through it, and packed weights that give the very same numbers."""
+"""BitNet: quantization, gradients through it, and packed weights that give exactly the same outputs."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_sums_stay_exact_when_there_are_very_many():
 
 
 def test_what_is_rounded_and_how_it_learns():
-    """Three kinds of weights, 255 kinds of inputs; gradients are those of the rounded numbers, as if never rounded."""
+    """Weights have three values and inputs 255; gradients pass straight through the rounding."""
     map_ = random_map().double()
     x = torch.randn(4, 13, dtype=torch.float64, requires_grad=True)
     y = map_(x)
@@ -103,7 +103,7 @@ def test_bytes():
 
 
 def test_where_it_goes():
-    """Into the layers, not into tables and heads; what stands twice stays one; others may be kept."""
+    """Layers are replaced, tables and heads are not; shared layers stay shared; others may be kept."""
     model = decoder(tie="none", head={"part": "tag", "classes": 5}, share="layers")
     maps = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
     assert is_plain_linear(maps.pop("head.out"))
@@ -202,7 +202,7 @@ def test_refusals(run, tmp_path, capsys):
 
 
 def test_a_pass_of_ones_own(tmp_path, monkeypatch):
-    """Found like a part, applied after those before it, and asked for its arguments."""
+    """Passes are found like parts, applied in order, and their arguments are checked."""
     (tmp_path / "halve.py").write_text(
         "from regard.core import Pass\n\n\nclass Halve(Pass):\n    def __init__(self, times: int = 1):\n"
         "        self.times = times\n\n    def __call__(self, model):\n        for p in model.parameters():\n"

@@ -1,4 +1,4 @@
-"""LoRA: the same model at first, only small maps that learn, and one plain model in the end."""
+"""LoRA: the model is unchanged at first, only adapters are trained, and merging gives a plain model."""
 
 import json
 
@@ -40,7 +40,7 @@ def decoder(*passes, **changes):
 
 
 def randomised(model):
-    """As if it had learned."""
+    """Randomize the adapters, as if they were trained."""
     torch.manual_seed(3)
     with torch.no_grad():
         for module in model.modules():
@@ -67,7 +67,7 @@ def test_the_same_at_first():
 
 
 def test_where_it_goes():
-    """Into the maps that are named, and nothing else learns."""
+    """Adapters are added to the named layers, and everything else is frozen."""
     every = {f"stack.layers.{i}.branches.{{}}.{kind}" for i in range(2) for kind in ("down", "up")}
     assert learning(decoder("lora")) == {name.format(f"mixer.{letter}") for name in every for letter in "qv"}
     model = decoder({"part": "lora", "on": "ko", "rank": 3})
