@@ -197,7 +197,7 @@ def delta_rule(golden: Golden) -> list[Finding]:
 def retention(golden: Golden) -> list[Finding]:
     """Ours without its position and its norm, and with what keeps the weights near 1 left out: theirs has none."""
     heads = golden.input("q").shape[2 if golden.config["layout"] == "B,T,H,D" else 1]
-    logs = torch.tensor(Retention(2 * heads, heads).logs)[:, None, None]
+    logs = torch.tensor(Retention(2 * heads, heads).log_decay)[:, None, None]
 
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
         return fade(scaled(golden, t["q"]), t["k"], t["v"], logs, state)

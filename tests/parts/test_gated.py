@@ -56,7 +56,7 @@ def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
     valid = torch.arange(13)[None] < torch.tensor([13, 5])[:, None]
     found = []
     for block in (512, 5):
-        monkeypatch.setattr(gau_file, "BLOCK", block)
+        monkeypatch.setattr(gau_file, "QUERY_BLOCK", block)
         x = inputs(2, 13, 10).requires_grad_()
         y = mixer(x, Context.begin(2, 13, valid=valid))[valid]
         mixer.zero_grad()
@@ -171,7 +171,7 @@ def test_both_adds_and_turns():
         ({"part": "gau", "position": "shared"}, "needs a position in the enclosing stack"),
         ({"part": "flash", "chunk": 0}, "chunk must be at least 1"),
         ({"part": "flash", "weights": "softmax"}, "unknown weights 'softmax'"),
-        ({"part": "gau", "position": {"part": "both", "one": "shaw", "two": "shaw"}}, "only one of two positions"),
+        ({"part": "gau", "position": {"part": "both", "one": "shaw", "two": "shaw"}}, "only one of the two positions"),
     ],
 )
 def test_bad_arguments(spec, sentence):

@@ -164,7 +164,7 @@ def test_refusals():
         make("gat", join="sum")
     with pytest.raises(UserError, match="is not divisible by 3 heads"):
         part(Mixer, "gatv2", width=16, heads=3)
-    with pytest.raises(UserError, match="let it project"):
+    with pytest.raises(UserError, match="set project = true"):
         make("gat", project=False)
     with pytest.raises(UserError, match="one head, or the mean"):
         part(Head, {"part": "mixed", "classes": 4, "mixer": {"part": "gat", "heads": 2}}, width=8, vocab=3)

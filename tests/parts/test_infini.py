@@ -121,5 +121,5 @@ def test_too_small_a_state_grows():
 
 def test_a_pattern_that_comes_too_late():
     mixer = make()
-    with pytest.raises(UserError, match="the memory holds everything"):
+    with pytest.raises(UserError, match="the memory holds all positions"):
         mixer(torch.randn(1, 4, 24).double(), Context.begin(1, 4, pattern=Pattern.parse("block(2)")))

@@ -54,7 +54,7 @@ def test_the_same_kernel_everywhere_is_a_convolution():
     [
         ({"group": 7}, "group divide the width of 24"),
         ({"group": 8, "size": 0}, "must be at least 1"),
-        ({"group": 8, "columns": 5}, "say causal = false, and an odd size"),
+        ({"group": 8, "columns": 5}, "set causal = false, and an odd size"),
         ({"group": 8, "columns": 5, "causal": False, "size": 4}, "an odd size"),
     ],
 )

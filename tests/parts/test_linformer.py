@@ -67,7 +67,7 @@ def test_two_stacks_share_nothing():
 
 def test_a_longer_sequence_is_refused():
     mixer, whole = make(), model()
-    with pytest.raises(UserError, match="made for 13 positions, and here are 14"):
+    with pytest.raises(UserError, match="has 13 positions, and the input 14"):
         mixer(torch.randn(2, 14, WIDTH, dtype=torch.float64), Context.begin(2, 14))
     assert whole.limit == LENGTH
     with pytest.raises(UserError, match="a sequence of 14 is longer than the 13 positions"):

@@ -80,7 +80,7 @@ def test_half_precision(dtype):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"hubs": 0}, "give hubs, a segment, or use attention"),
+        ({"hubs": 0}, "set hubs or segment, or use attention"),
         ({"hubs": -1}, "from 0 on"),
         ({"segment": -1}, "from 0 on"),
         ({"pattern": "window(0)"}, "window.size must be at least 1"),

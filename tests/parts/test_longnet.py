@@ -77,13 +77,13 @@ def test_half_precision(dtype):
     [
         ({"segments": [4], "rates": [1, 2]}, "1 segments, 2 rates"),
         ({"segments": [], "rates": []}, "0 segments, 0 rates"),
-        ({"segments": [4, 8], "rates": [2, 4]}, "position 0 with nothing to see: let a branch have rate 1"),
+        ({"segments": [4, 8], "rates": [2, 4]}, "position 0 with nothing to attend to: give a branch rate 1"),
         ({"segments": [4, 8], "rates": [1, 9]}, "a comb of rate 9 does not fit into segments of 8"),
         ({"segments": [4, 0], "rates": [1, 1]}, "comb.segment must be at least 1"),
         ({"segments": [4, "8"], "rates": [1, 2]}, "comb.segment must be a whole number"),
         ({"offsets": "odd"}, "offsets must be 'turns' or 'groups'"),
         ({"shares": "none"}, "shares must be 'learned' or 'constant'"),
-        ({"position": "shaw"}, "reads the weights"),
+        ({"position": "shaw"}, "needs the attention weights"),
     ],
 )
 def test_refused(given, said):

@@ -127,7 +127,7 @@ def test_a_decoder_of_chunks_is_refused_by_name():
     with pytest.raises(UserError, match=r"layer\[0\].mixer: .*'lsh', as it is made here, looks ahead"):
         regard.build({"vocab": 17, "model": table})
     mixer = make(cut="chunks")
-    with pytest.raises(UserError, match="depends on later ones, so this lsh does not step"):
+    with pytest.raises(UserError, match="depend on later ones, so this lsh does not step"):
         mixer.step(inputs(), mixer.start(Context.begin(2, 0), TIME), Context.begin(2, TIME))
 
 
@@ -210,8 +210,8 @@ def test_too_small_a_state_grows():
         ({"buckets": []}, "buckets must be an even number"),
         ({"rounds": 0}, "at least 1"),
         ({"cut": "rows"}, "cut must be 'bucket' or 'chunks'"),
-        ({"across": True}, "say cut = 'chunks'"),
-        ({"causal": False, "cut": "bucket"}, "say cut = 'chunks'"),
+        ({"across": True}, "set cut = 'chunks'"),
+        ({"causal": False, "cut": "bucket"}, "set cut = 'chunks'"),
         ({"before": 0}, "before >= 1"),
     ],
 )

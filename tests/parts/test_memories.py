@@ -223,8 +223,8 @@ def test_long_sequences(name):
     [
         ({"part": "linear", "feature": "elo"}, "did you mean 'elu'"),
         ({"part": "linear", "width": 25}, "width 25 is not divisible by 3 heads"),
-        ({"part": "retention", "position": "alibi"}, "turns queries and keys, not 'alibi'"),
-        ({"part": "retention", "position": "sinusoidal"}, "turns queries and keys, not 'sinusoidal'"),
+        ({"part": "retention", "position": "alibi"}, "rotates queries and keys, not 'alibi'"),
+        ({"part": "retention", "position": "sinusoidal"}, "rotates queries and keys, not 'sinusoidal'"),
         ({"part": "gated_linear", "temperature": 0.0}, "temperature above 0"),
         ({"part": "delta", "near": {**SHORT, "causal": False}}, "near must be a mixer that streams"),
         ({"part": "delta", "near": {"part": "lstm", "hidden": 7}}, "near must be a mixer that streams"),

@@ -331,7 +331,7 @@ def test_growth(name, expected):
         ({"part": "convolution", "into": "gelu"}, "unknown into 'gelu'; did you mean 'glu'"),
         ({"part": "convolution", "size": 0}, "size must be at least 1, not 0"),
         ({"part": "convolution", "heads": 5}, "width 12 is not divisible by 5 heads"),
-        ({"part": "split", "left": "mean", "right": "mean", "share": 1.0}, "leaves one side of 12 channels with none"),
+        ({"part": "split", "left": "mean", "right": "mean", "share": 1.0}, "leaves one side without channels"),
         ({"part": "split", "left": "meen", "right": "mean"}, "left: unknown mixer 'meen'; did you mean 'mean'"),
     ],
 )

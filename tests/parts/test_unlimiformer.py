@@ -56,7 +56,7 @@ def test_each_head_of_each_query_has_its_own_neighbours():
 def test_many_queries_in_blocks(monkeypatch, position):
     mixer, found = across(3, position=position, kv_heads=1), []
     for block in (256, 2):
-        monkeypatch.setattr(file, "BLOCK", block)
+        monkeypatch.setattr(file, "QUERY_BLOCK", block)
         x = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
         y = mixer(x, Context.begin(2, 5, memory=memory(9)))
         mixer.zero_grad()

@@ -78,7 +78,7 @@ def test_every_layer_of_the_encoder_learns():
 
 
 def test_bad_arguments():
-    with pytest.raises(UserError, match="of = 3 names no layer of an encoder with 3"):
+    with pytest.raises(UserError, match="of = 3 is no layer of an encoder with 3"):
         view(3)
     with pytest.raises(UserError, match="did you mean 'aligned'"):
         view("alined")
@@ -86,5 +86,5 @@ def test_bad_arguments():
         part(Mixer, {"part": "view", "mixer": CROSS}, width=24, heads=3, place=Place())
     one, x = view("last"), torch.randn(2, 5, 24)
     for memory in (None, Memory(torch.randn(2, 7, 24))):
-        with pytest.raises(UserError, match="a view of encoder layer 2 needs a memory that holds it"):
+        with pytest.raises(UserError, match="a view of encoder layer 2 needs a memory with the outputs of all layers"):
             one(x, Context.begin(2, 5, memory=memory))

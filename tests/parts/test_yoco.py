@@ -87,11 +87,11 @@ def test_gated_retention_forgets_without_harm():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"second": {"layer": [WINDOW]}}, "'mixer' is made by yoco itself"),
+        ({"second": {"layer": [WINDOW]}}, "'mixer' is the attention over the cache"),
         ({"second": {"depth": 2}}, "second: a stack needs at least one layer"),
         ({"second": {"layer": [LAYER], "dept": 2}}, "second has no 'dept'; did you mean 'depth'"),
         ({"first": {"layer": [{"mixer": {"part": "attention", "pattern": "everything"}}]}}, "looks ahead"),
-        ({"first": {"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}}, "into 7, and must keep"),
+        ({"first": {"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}}, "to 7, and must keep"),
         ({"kv_heads": 2}, "cannot share 2 kv_heads"),
         ({"position": "sinusoidal"}, "acts on token vectors"),
         ({"second": {"layer": [LAYER], "heads": 5}}, "not divisible by 5 heads"),

@@ -47,7 +47,7 @@ def random_map(wide=13, to=7, bias=True, norm="none"):
     ("wide", "to", "bias", "norm"), [(13, 7, True, "none"), (16, 9, False, "rms"), (1, 1, True, "none")]
 )
 def test_packed_is_the_very_same(dtype, wide, to, bias, norm, monkeypatch):
-    monkeypatch.setattr(bitnet, "BLOCK", 4 * wide)  # one packed row at a time
+    monkeypatch.setattr(bitnet, "UNPACK_BLOCK", 4 * wide)  # one packed row at a time
     map_ = random_map(wide, to, bias, norm).to(dtype).eval()
     x = 3 * torch.randn(2, 5, wide, dtype=dtype)
     x[0, 2] = 0
@@ -164,7 +164,7 @@ def test_a_packed_run(run, tmp_path, capsys):
     assert held(one.model) > 6 * held(two.model)
     said = (one.model.cost(5, 3), two.model.cost(5, 3))
     assert said[0] == said[1]
-    with pytest.raises(UserError, match=r"packed weights do not learn"):
+    with pytest.raises(UserError, match=r"packed weights cannot be trained"):
         two.model.train()(tokens)
 
 

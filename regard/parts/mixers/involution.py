@@ -97,7 +97,7 @@ class Involution(Mixer[Recent]):
             self.size - 1, device=x.device
         )  # the last valid ones of each row
         recent = padded.gather(1, newest[..., None].expand(-1, -1, self.width))
-        return self._apply(padded, self.kernels(x, context.valid)), Recent(recent)
+        return self._convolve(padded, self.kernels(x, context.valid)), Recent(recent)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         kernels = self.kernels(x, context.valid)
@@ -107,9 +107,9 @@ class Involution(Mixer[Recent]):
             image = F.pad(x, (0, 0, 0, -x.shape[1] % self.columns)).unflatten(1, (-1, self.columns))
             return apply_kernels(square_windows(image.permute(0, 3, 1, 2), self.size)[:, : x.shape[1]], kernels)
         before = self.size - 1 if self.causal else (self.size - 1) // 2
-        return self._apply(F.pad(x, (0, 0, before, self.size - 1 - before)), kernels)
+        return self._convolve(F.pad(x, (0, 0, before, self.size - 1 - before)), kernels)
 
-    def _apply(self, padded: Tensor, kernels: Tensor) -> Tensor:
+    def _convolve(self, padded: Tensor, kernels: Tensor) -> Tensor:
         """Apply the kernels to `padded` (batch, size - 1 + time, width): (batch, time, width)."""
         return apply_kernels(padded.unfold(1, self.size, 1), kernels)
 
