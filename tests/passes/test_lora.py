@@ -182,7 +182,7 @@ def test_refusals(run, tmp_path, capsys):
     merge_run(run, tmp_path / "plain")
     for given, sentence in (
         ((run, tmp_path / "plain"), "is there already"),
-        ((tmp_path / "plain", tmp_path / "again"), "plain: this model has no small maps"),
+        ((tmp_path / "plain", tmp_path / "again"), "plain: this model has no adapters"),
         ((tmp_path / "nothing", tmp_path / "again"), "holds no recipe.toml"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -193,7 +193,7 @@ def test_refusals(run, tmp_path, capsys):
     for one, sentence in (
         ({"rank": 0}, r"passes\[0\]: rank must be at least 1"),
         ({"on": "qx"}, r"passes\[0\]: on takes letters of 'qkvo'"),
-        ({"on": ["*.nothing"]}, r"passes\[0\]: there is no linear layer to add a small map to"),
+        ({"on": ["*.nothing"]}, r"passes\[0\]: there is no linear layer to adapt"),
         ({"dropout": 1.5}, r"lora.dropout must be at least 0"),
         ({"rang": 3}, r"lora has no 'rang'; did you mean 'rank'"),
     ):
