@@ -1,7 +1,7 @@
 """Graph attention: a node takes a weighted mean of its neighbors, with weights that depend on both nodes.
 
     score_ij = leaky(a . W x_i + b . W x_j)                    in each head, where i attends to j
-    y_i      = act( sum over neighbours j of  softmax_j(score_ij)  W x_j )
+    y_i      = act( sum over neighbors j of  softmax_j(score_ij)  W x_j )
 
 The score is a sum of one term per node, so that all nodes rank their neighbors alike: see gatv2.
 Veličković et al. 2018, "Graph Attention Networks", arXiv:1710.10903.

@@ -1,7 +1,7 @@
 """GATv2: graph attention in which every node may rank its neighbors differently.
 
     score_ij = a . leaky(W x_i + U x_j)                        in each head, where i attends to j
-    y_i      = act( sum over neighbours j of  softmax_j(score_ij)  U x_j )
+    y_i      = act( sum over neighbors j of  softmax_j(score_ij)  U x_j )
 
 In gat the activation comes after the vector a, and the score is a sum of a term of i and one of j.
 Brody et al. 2022, "How Attentive are Graph Attention Networks?", arXiv:2105.14491.

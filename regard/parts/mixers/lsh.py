@@ -195,13 +195,13 @@ class Lsh(Mixer[LshCache]):
         return self.project_out(torch.where(alone[..., None], v, y), context), state
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        whole, size, inner = past + length, self.rule.size, self.heads * self.dim
+        total, size, inner = past + length, self.rule.size, self.heads * self.dim
         projections = sum(m.weight.numel() for m in (self.qk, self.v, self.out)) + self.rotations.numel()
         if self.streams and length <= MAX_SHORT_STEP:
-            pairs = length * min(self.rounds * self.rule.near, whole)
+            pairs = length * min(self.rounds * self.rule.near, total)
         else:
-            pairs = self.rounds * -(-whole // size) * size * self.rule.span
-        kept = (whole + 1) * (2 * inner * self.qk.weight.element_size() + 4 * self.heads * self.rounds)
+            pairs = self.rounds * -(-total // size) * size * self.rule.span
+        kept = (total + 1) * (2 * inner * self.qk.weight.element_size() + 4 * self.heads * self.rounds)
         return Cost(2 * length * projections + 4 * inner * pairs, kept if self.streams else 0)
 
     def growth(self) -> Growth:

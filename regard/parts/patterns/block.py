@@ -4,7 +4,7 @@ Covers block-diagonal attention, segments with a memory, and windows of whole bl
     query // size * size - before  <=  key  <  (query // size + 1) * size + after
 
 Qiu et al. 2019, "Blockwise Self-Attention for Long Document Understanding", arXiv:1911.02972. With a memory: Dai et al.
-2019, "Transformer-XL", arXiv:1901.02860, `causal & block(512, before=512)`. With both neighbours: Zaheer et al. 2020,
+2019, "Transformer-XL", arXiv:1901.02860, `causal & block(512, before=512)`. With both neighbors: Zaheer et al. 2020,
 "Big Bird", arXiv:2007.14062, `block(64, 64, 64)`.
 """
 

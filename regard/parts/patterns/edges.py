@@ -50,9 +50,9 @@ class Edges(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         queries, keys = self._list.to(key_at.device)
         asked = torch.where((query_at >= 0) & (key_at >= 0), query_at.long() * MAX_NODES + key_at.long(), -1)
-        known = queries * MAX_NODES + keys  # sorted
-        place = torch.searchsorted(known, asked.contiguous()).clamp(max=len(known) - 1)
-        return known[place] == asked
+        edges = queries * MAX_NODES + keys  # sorted
+        place = torch.searchsorted(edges, asked.contiguous()).clamp(max=len(edges) - 1)
+        return edges[place] == asked
 
     def edges(self, length: int) -> Tensor:
         inside = self._list[:, (self._list < length).all(0)]

@@ -65,12 +65,12 @@ class Matrix(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         table = self.table.to(key_at.device)
         queries, keys = table.shape[-2:]
-        known = (query_at >= 0) & (query_at < queries) & (key_at >= 0) & (key_at < keys)
+        inside = (query_at >= 0) & (query_at < queries) & (key_at >= 0) & (key_at < keys)
         place = query_at.clamp(0, queries - 1).long(), key_at.clamp(0, keys - 1).long()
         if self.fixed:
-            return table[place] & known
+            return table[place] & inside
         rows = torch.arange(len(table), device=table.device)[:, None, None, None]
-        return table[(rows, *place)] & known
+        return table[(rows, *place)] & inside
 
     @cached_property
     def _last(self) -> Tensor:
@@ -99,12 +99,12 @@ def _from_file(path: str) -> Tensor:
             with open(path, "rb") as file:
                 if announced_bytes(file) > Path(path).stat().st_size:
                     raise ValueError("its header announces more than it holds")
-            held = [torch.from_numpy(np.load(path, allow_pickle=False))]
+            tensors = [torch.from_numpy(np.load(path, allow_pickle=False))]
         else:
-            held = list(load_file(path).values())
+            tensors = list(load_file(path).values())
     except (OSError, ValueError, TypeError, EOFError, OverflowError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or in_one_line(error)
         raise UserError(f"no matrix can be read from '{path}': {why}") from None
-    if len(held) != 1:
-        raise UserError(f"'{path}' should hold one tensor, the matrix, and holds {len(held)}")
-    return held[0]
+    if len(tensors) != 1:
+        raise UserError(f"'{path}' should hold one tensor, the matrix, and holds {len(tensors)}")
+    return tensors[0]

@@ -51,5 +51,5 @@ class Order(Pattern):
         ranks = self.ranks.to(at.device)
         rows = torch.arange(len(ranks), device=at.device)[:, None, None, None]
         place = at - self.begin
-        known = (place >= 0) & (place < ranks.shape[1])
-        return torch.where(known, ranks[rows, place.clamp(0, ranks.shape[1] - 1).long()], 0)
+        inside = (place >= 0) & (place < ranks.shape[1])
+        return torch.where(inside, ranks[rows, place.clamp(0, ranks.shape[1] - 1).long()], 0)

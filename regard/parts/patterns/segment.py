@@ -42,6 +42,6 @@ class Segment(Pattern):
         ids = self.ids.to(key_at.device)
         rows = torch.arange(len(ids), device=ids.device)[:, None, None, None]
         last = ids.shape[1] - 1
-        known = [(at >= 0) & (at <= last) for at in (query_at, key_at)]
+        inside = [(at >= 0) & (at <= last) for at in (query_at, key_at)]
         of_query, of_key = (ids[rows, at.clamp(0, last).long()] for at in (query_at, key_at))
-        return (of_query == of_key) & known[0] & known[1]
+        return (of_query == of_key) & inside[0] & inside[1]
