@@ -232,7 +232,7 @@ def test_verify_takes_the_tiny_size(mine, capsys, monkeypatch):
 
 
 def test_parity_is_reported(mine, capsys, monkeypatch):
-    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    monkeypatch.setattr(laws, "laws_for", lambda subject: {"alone": laws.alone})
     system = next(system for system in sorted(golden.cases()) if golden.golden_files(system))
     (mine / "mine.toml").write_text(f'golden = ["{system}", "nosuch"]\n' + MINE)
     text = said(capsys, ["verify", "mine.toml"])
@@ -248,7 +248,7 @@ def test_findings_come_one_by_one(mine, monkeypatch):
     """The first is there before the second is looked for."""
     ran = []
     tried = {name: (lambda subject, name=name: ran.append(name) or laws.Finding(name, 0.0, 1.0)) for name in "abc"}
-    monkeypatch.setattr(laws, "concerning", lambda subject: tried)
+    monkeypatch.setattr(laws, "laws_for", lambda subject: tried)
     section = next(report.verify_recipe(recipe.load("mine.toml")))
     assert next(section.findings).law == "a"
     assert ran == ["a"]
@@ -287,7 +287,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_part(mine, capsys, monkeypatch, kind):
     """Each is tried in its slot, in every variant that it names."""
-    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    monkeypatch.setattr(laws, "laws_for", lambda subject: {"alone": laws.alone})
     path = PARTS / f"{kind}.py"
     text = said(capsys, ["verify", str(path)])
     examples = next(found for contract in report.CONTRACTS if (found := parts.class_in(path, contract))).examples
@@ -295,7 +295,7 @@ def test_every_kind_of_part(mine, capsys, monkeypatch, kind):
 
 
 def test_a_pattern_that_forgets_too_early(mine, capsys, monkeypatch):
-    monkeypatch.setattr(laws, "concerning", lambda subject: {"alone": laws.alone})
+    monkeypatch.setattr(laws, "laws_for", lambda subject: {"alone": laws.alone})
     text = (PARTS / "patterns" / "window.py").read_text().replace("Window", "Hasty")
     (mine / "hasty.py").write_text(text.replace("now - key_at < self.size", "now - key_at < self.size - 1"))
     assert "✗  keeps" in said(capsys, ["verify", "hasty.py"], 1)

@@ -119,7 +119,7 @@ def test_hugging_face():
 def test_unknown_words():
     model, _, _ = weights(BASE | CONFIGS["divided"])
     for tokens in ([[3, 41]], [[-1, 3]]):
-        with pytest.raises(UserError, match="the tables know 0 to 40"):
+        with pytest.raises(UserError, match="the vocabulary is from 0 to 40"):
             model(torch.tensor(tokens))
     with pytest.raises(UserError, match="whole numbers"):
         model(torch.rand(1, 3))
