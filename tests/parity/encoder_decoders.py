@@ -30,7 +30,7 @@ def compared(golden: Golden, model: Model) -> list[Finding]:
     findings = golden.compare({"logits": model(tokens, memory=memory), "encoder_last_hidden": memory.x})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = in_random_steps(Subject(model), tokens, lengths, model.encode(source, valid), most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, model.encode(source, valid), max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

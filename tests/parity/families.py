@@ -34,7 +34,7 @@ def decoder(golden: Golden) -> list[Finding]:
     findings = golden.compare({"logits": scores, **more})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = in_random_steps(Subject(model), tokens, lengths, None, most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, None, max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

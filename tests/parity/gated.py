@@ -66,7 +66,7 @@ def unit(golden: Golden, mixer: Mixer, offsets: str, out: str, shift: bool) -> l
     if mixer.streams:
         with torch.no_grad():
             lengths = torch.full((len(x),), x.shape[1])
-            steps = in_random_steps(Subject(mixer), inside.double(), lengths, None, most=5)
+            steps = in_random_steps(Subject(mixer), inside.double(), lengths, None, max_step=5)
         findings += golden.compare({"out": x + steps}, gradients=False)
     return findings
 

@@ -119,7 +119,7 @@ def compared(golden: Golden) -> list[Finding]:
     findings = golden.compare({"logits": logits, **hidden})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = in_random_steps(Subject(model), tokens, lengths, None, most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, None, max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

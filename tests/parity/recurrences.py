@@ -224,7 +224,7 @@ def performer(golden: Golden) -> list[Finding]:
 def token_steps(model, x: torch.Tensor, most: int = 5) -> torch.Tensor:
     """The same in random steps; ours are run in double precision."""
     with torch.no_grad():
-        return in_random_steps(Subject(model), x, torch.full((len(x),), x.shape[1]), None, most=most)
+        return in_random_steps(Subject(model), x, torch.full((len(x),), x.shape[1]), None, max_step=most)
 
 
 CASES = {
