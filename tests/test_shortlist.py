@@ -55,7 +55,7 @@ def test_nothing_to_learn_from():
 def test_a_list_of_all_words_changes_nothing(name, config):
     torch.manual_seed(3)
     model = regard.build(name, size="tiny", vocab=23).double().eval()
-    given = model.draw(4, 7)
+    given = model.random_inputs(4, 7)
     with torch.no_grad():
         request = Request.after(2, 3, model.encode(given["source"]), 9)
     seeds = [1, 2, 3, 4] if config.draws else None

@@ -103,7 +103,7 @@ def _heads(
             there = see if among is None else see._replace(pattern=see.pattern & among)
             job = Job(there, looks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
             seed += 1
-            parts.append(Part(*Sparse.apply(job, *chosen, plain if position.asks else None, *learned)))
+            parts.append(Part(*Sparse.apply(job, *chosen, plain if position.needs_query else None, *learned)))
         yield parts
 
 

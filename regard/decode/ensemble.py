@@ -73,7 +73,7 @@ class Ensemble(nn.Module):
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
         """(batch, time, width of all)."""
-        contexts = [replace(context, memory=own, known={}) for own in self._apart(context.memory)]
+        contexts = [replace(context, memory=own, cache={}) for own in self._apart(context.memory)]
         return torch.cat([model.hidden(tokens, own) for model, own in zip(self._each, contexts, strict=True)], -1)
 
     def start(self, batch: int, capacity: int, *, memory: Memories | None = None) -> tuple:

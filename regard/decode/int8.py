@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Head, Model, Position, UserError
-from regard.core.passes import exchange
+from regard.core.passes import replace_modules
 from regard.native.decode import apply, linear_params
 from regard.native.structs import LinearParams
 from regard.ops.dispatch import inference_kernels, is_few_rows, is_plain_linear
@@ -101,7 +101,7 @@ def quantise(model: Model) -> Model:
             return None
         return Int8Linear(module.weight, module.bias)
 
-    exchange(model, change)
+    replace_modules(model, change)
     wide = model.stack.width
     given = torch.zeros(1, 1, wide), Context.begin(1, 1)
     linear = None if model.head.pools else model.head.linear(*given)

@@ -157,7 +157,7 @@ class FusedStack:
             assert self.program is not None
             for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
                 if step is not None and step is not before:
-                    update_attention(made, step.slot or 0, step.added, step.row_owner, step.key_count, step.rotary)
+                    update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
             self.planned = steps
         elif not self._plan(kernels, x, steps):
             return None
@@ -193,7 +193,7 @@ class FusedStack:
         if any(made is None and module is not None for made, module in zip(maps, modules, strict=True)):
             return None
         return plan_attention(
-            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.added, step.row_owner,
+            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.attn_mask, step.row_owner,
             step.key_count, step.queries, step.rotary,
         )  # fmt: skip
 
@@ -227,7 +227,7 @@ def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] |
     """Return norms as the kernel takes them, None for those that do nothing; None alone where one cannot be taken."""
     made: list[NormParams | None] = []
     for norm in norms:
-        if norm is None or norm.idle:
+        if norm is None or norm.is_identity:
             made.append(None)
             continue
         declared: FusedNorm | None = norm.fused()

@@ -192,7 +192,7 @@ def _towers(model: Model, table: dict[str, Any], tower: str) -> list[Tower]:
 
 def _takes(embed: Embed, vocab: int) -> int:
     """Words that it knows, or numbers that make one of its vectors."""
-    return vocab if embed.reads == "text" else embed.draw(1, 1).shape[-1]
+    return vocab if embed.reads == "text" else embed.random_input(1, 1).shape[-1]
 
 
 def _box(name: str, spec: Any, module: nn.Module, width: int, told: dict[str, Any] | None = None) -> Box:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Norm, Pass, UserError, part, restore
-from regard.core.passes import exchange
+from regard.core.passes import replace_modules
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
@@ -65,7 +65,7 @@ class Bitnet(Pass):
                 return PackedLinear(module.in_features, module.out_features, module.bias is not None, self.norm)
             return BitLinear.of(module, self.norm)
 
-        if not exchange(model, change):
+        if not replace_modules(model, change):
             raise UserError("there is no linear layer to replace: look at what 'keep' names")
         if self.packed:
             model.to(FORMS[self.rest])
@@ -219,7 +219,7 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
         raise UserError(f"the model in {short(run)} is packed already")
     changed = {**table, "packed": True, "rest": rest}
     Bitnet(**{key: value for key, value in changed.items() if key != "part"})  # refuses what it does not know
-    exchange(model, lambda _, module: PackedLinear.of(module) if isinstance(module, BitLinear) else None)
+    replace_modules(model, lambda _, module: PackedLinear.of(module) if isinstance(module, BitLinear) else None)
     model.to(FORMS[rest])
     model.recipe["model"]["passes"] = [changed if one in ("bitnet", table) else one for one in passes]  # type: ignore
     save_beside(model, run, out)

@@ -46,7 +46,7 @@ class Slope(Position):
 class Asking(Position):
     """Adds what a learned map of the query says about the place of the key, and a part that nobody learns."""
 
-    asks = True
+    needs_query = True
 
     def __init__(self, dim: int):
         super().__init__()

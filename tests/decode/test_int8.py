@@ -58,7 +58,7 @@ def test_the_laws_hold(name):
             parameter += 0.02 * torch.randn_like(parameter)
     model = quantise(copy.deepcopy(plain))
     assert any(isinstance(module, Int8Linear) for module in model.modules())
-    given = model.draw(3, 17)
+    given = model.random_inputs(3, 17)
     with torch.no_grad():
         wanted = plain(**given)
         assert 0 < (model(**given) - wanted).norm() / wanted.norm() < 0.2

@@ -44,7 +44,7 @@ class GatedRetention(Mixer[Summary]):
         self.width, self.heads, self.temperature = width, heads, temperature
         self.dim = dim or head_dim(width, heads)
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(f"a position that turns queries and keys is needed, not '{name_of(self.position)}'")
         inner = heads * self.dim
         self.q, self.k, self.v, self.gate = (nn.Linear(width, inner, bias=False) for _ in range(4))

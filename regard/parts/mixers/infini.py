@@ -122,7 +122,7 @@ class Infini(Mixer[Past]):
         at = torch.arange(k.shape[1], device=k.device)[None]
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         ready = self.score.query(self.position.query(q, turn.at))
-        plain = self.score.query(self.position.probe(q)) if self.position.asks else ready
+        plain = self.score.query(self.position.bias_query(q)) if self.position.needs_query else ready
         see = AttentionMask(CAUSAL, turn.at, at, from_start=turn.opens)
         y = self.attend(ready, self.position.key(k, at), v, see, self.score, self.position, plain)
         later = turn.begin >= self.segment  # (batch,) not the first segment

@@ -79,7 +79,9 @@ class Longformer(MultiHead):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         at, padded = context.positions[:1], context.valid is not None
-        see = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
+        see = AttentionMask(
+            self._pattern(context), at, context.marked_positions if padded else at, context.from_start, padded
+        )
         marks = self._marks(context)
         y = self._near(x, see, marks, context)
         if self.hubs or marks is not None:

@@ -88,7 +88,7 @@ class LongNet(MultiHead):
             weight_dropout=weight_dropout,
             place=place,
         )
-        if self.position.acts("read"):
+        if self.position.acts("output_bias"):
             raise UserError(f"position '{name_of(self.position)}' reads the weights, which branches do not have")
         self.position = Counted(self.position, branches, heads)
         self.attend = Apart(branches, whole, shares == "learned", kernel, weight_dropout)
@@ -116,7 +116,7 @@ class Counted(Position):
     def __init__(self, inner: Position, branches: list[Pattern], heads: int):
         super().__init__()
         self.inner, self.branches, self.heads = inner, branches, heads
-        self.limit, self.asks = inner.limit, inner.asks
+        self.limit, self.needs_query = inner.limit, inner.needs_query
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
         return self.inner.query(q, at)
@@ -124,8 +124,8 @@ class Counted(Position):
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self.inner.key(k, at)
 
-    def probe(self, q: Tensor) -> Tensor:
-        return self.inner.probe(q)
+    def bias_query(self, q: Tensor) -> Tensor:
+        return self.inner.bias_query(q)
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         counts = [cycle(branch.allows(query_at, key_at), self.heads).to(q.dtype) for branch in self.branches]
@@ -133,8 +133,8 @@ class Counted(Position):
         own = self.inner.bias(query_at, key_at, q)
         return count if own is None else count + own
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        return self.inner.flops(queries, keys, looks)
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        return self.inner.flops(queries, keys, pairs)
 
 
 class Apart(Attend):

@@ -167,7 +167,7 @@ class Lsh(Mixer[Hashed]):
         if not self.streams:
             raise UserError("with cut = 'chunks' what a position sees depends on later ones, so this lsh does not step")
         self._check(context)
-        known = max(context.last + 1, 1)
+        known = max(context.last_position + 1, 1)
         state = Hashed(*(grown(tensor, known) for tensor in state))
         room = state.keys.shape[1] - 1
         q, k, v = self.prepared(x)

@@ -60,7 +60,7 @@ class Performer(Mixer[Seen]):
         features = max(1, int(self.dim * math.log(self.dim))) if features is None else features
         self.favor = Favor(self.dim, features, feature, eps, seed, place.index if place else 0, redraw)
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(
                 f"position '{name_of(self.position)}' acts elsewhere than on queries and keys: choose another"
             )

@@ -53,7 +53,7 @@ class Retention(Mixer[Summary]):
         self.dim = dim or head_dim(width, heads)
         self.value_dim = value_dim or 2 * self.dim
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(f"retention takes a position that turns queries and keys, not '{name_of(self.position)}'")
         self.q, self.k = (nn.Linear(width, heads * self.dim, bias=False) for _ in range(2))
         self.v, self.gate = (nn.Linear(width, heads * self.value_dim, bias=False) for _ in range(2))

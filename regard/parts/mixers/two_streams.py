@@ -150,7 +150,7 @@ class Sentenced(Position):
 
     def __init__(self, position: Position, more: Tensor):
         super().__init__()
-        self.position, self.more, self.asks = position, more, position.asks
+        self.position, self.more, self.needs_query = position, more, position.needs_query
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         bias = self.position.bias(query_at, key_at, q)

@@ -25,7 +25,7 @@ class View(Mixer[tuple]):
               decoder and so on down; "last", as everywhere else; or its number, from 0, or from the end as -1, -2, ...
     """
 
-    views = True
+    uses_layer_outputs = True
     examples = (
         {"mixer": {"part": "attention", "over": "memory"}},
         {"mixer": {"part": "sum", "left": {"part": "attention", "over": "memory"}, "right": "attention"}, "of": -1},
@@ -67,11 +67,11 @@ class View(Mixer[tuple]):
     def _turn(self, context: Context) -> Context:
         """The same, with the memory that is looked at here."""
         memory = context.memory
-        if memory is None or self.layer >= len(memory.views):
+        if memory is None or self.layer >= len(memory.layer_outputs):
             raise UserError(
                 f"a view of encoder layer {self.layer} needs a memory that holds it: the one that `encode` makes does"
             )
-        return replace(context, memory=memory._replace(x=memory.views[self.layer]))
+        return replace(context, memory=memory._replace(x=memory.layer_outputs[self.layer]))
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return self.mixer.cost(length, past)

@@ -28,7 +28,9 @@ class Contrastive:
 def scores_of(model: Towers, batch: Batch) -> Tensor:
     """(pictures, texts), the right ones on the diagonal."""
     assert batch.source is not None
-    return model.compare(model.see(batch.source), model.read(batch.tokens, batch.valid), MOST).float()
+    return model.similarity(
+        model.encode_images(batch.source), model.encode_texts(batch.tokens, batch.valid), MOST
+    ).float()
 
 
 def both_ways(scores: Tensor) -> Tensor:

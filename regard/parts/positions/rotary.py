@@ -83,11 +83,11 @@ class Rotary(Position):
         halves = self.layout == "halves"
 
         def find() -> RotaryTables:
-            at = context.positions[:1] if context.last == int(context.positions.min()) else context.positions
+            at = context.positions[:1] if context.last_position == int(context.positions.min()) else context.positions
             cos, sin = (wave.to(dtype).contiguous() for wave in self.waves(at[:, 0]))
             return RotaryTables(cos, sin, halves)
 
-        return context.once(("spin", self.rates, self.strength, halves, dtype), find)
+        return context.cached(("spin", self.rates, self.strength, halves, dtype), find)
 
     def _turn(self, x: Tensor, at: Tensor) -> Tensor:
         cos, sin = (wave[:, None].to(x.dtype) for wave in self.waves(at))  # (batch or 1, 1, time, pairs)

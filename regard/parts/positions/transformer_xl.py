@@ -22,7 +22,7 @@ class TransformerXL(Position):
     """
 
     relative = True
-    asks = True
+    needs_query = True
     examples = ({}, {"bidirectional": False}, {"clip": 5}, {"clip": 6, "bidirectional": False})
 
     def __init__(
@@ -53,7 +53,7 @@ class TransformerXL(Position):
     def query(self, q: Tensor, at: Tensor) -> Tensor:
         return q + self.u[:, None]
 
-    def probe(self, q: Tensor) -> Tensor:
+    def bias_query(self, q: Tensor) -> Tensor:
         return q + self.v[:, None]
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class TransformerXL(Position):
         of_queries = queries * inner * self.width + queries * places * self.heads * self.width
         return of_places <= of_queries, min(of_places, of_queries)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         low, high = -(queries - 1) if self.bidirectional else 0, keys - 1
         if self.clip is not None:
             low, high = max(low, -self.clip), min(high, self.clip)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Context, Dropout, Mixer, Norm, Tap, UserError, Wiring, part
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.core.wiring import Branch, LayerLike
 
 Two = tuple[Tensor, Tensor]
@@ -216,4 +216,4 @@ def swap(context: Context, leaves: list[Tensor]) -> Context:
 
 def walk(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
     held = {field.name: getattr(context, field.name) for field in fields(context)}
-    return replace(context, **{n: each(v, change) for n, v in held.items() if isinstance(v, Tensor | tuple)})
+    return replace(context, **{n: map_tensors(v, change) for n, v in held.items() if isinstance(v, Tensor | tuple)})
