@@ -68,7 +68,7 @@ def test_a_model_with_itself_is_itself():
     model = MODELS["transformer"]
     team = Ensemble([model, model])
     request = asked(team)
-    alone = greedy(model, request._replace(memory=request.memory.each[0]))
+    alone = greedy(model, request._replace(memory=request.memory.per_model[0]))
     same([[one] for one in greedy(team, request)], [[one] for one in alone])
 
 

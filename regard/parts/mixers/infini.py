@@ -23,7 +23,7 @@ from regard.bases import Attend, AttentionMask
 from regard.bases.cache import grown, write
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
-from regard.ops.fading import exact, with_ones
+from regard.ops.fading import accumulation_dtype, with_ones
 from regard.pattern.analysis import pairs
 from regard.schema import name_of
 
@@ -95,7 +95,7 @@ class Infini(Mixer[Past]):
     def start(self, context: Context, capacity: int) -> Past:
         batch, like = context.positions.shape[0], self.q.weight
         buffer = (batch, min(self.segment, capacity) + 1, self.heads, self.dim)
-        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=exact(like.dtype))
+        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=accumulation_dtype(like.dtype))
         return Past(like.new_zeros(buffer), like.new_zeros(buffer), memory)
 
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:

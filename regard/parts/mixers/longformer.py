@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.bases import AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Pattern, Place, Position, Score, UserError, find, part
-from regard.ops.join import few, join
+from regard.ops.join import merge, partial_attention
 
 
 class Longformer(MultiHead):
@@ -111,8 +111,8 @@ class Longformer(MultiHead):
         places, real = gather_first(marks)
         k_hubs, v_hubs = (t.gather(2, places[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (k, v))
         bias = self.position.bias(see.query_at[:, None, :, None], places[:, None, None, :], plain)
-        hubs = few(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
-        y = join((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
+        hubs = partial_attention(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
+        y = merge((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
         return y.transpose(1, 2).flatten(-2)
 
     def _far(self, x: Tensor, y: Tensor, see: AttentionMask, marks: Tensor | None, context: Context) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.bases import Attend, AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
-from regard.ops.join import join
+from regard.ops.join import merge
 from regard.pattern.algebra import Both, cycle
 from regard.pattern.analysis import blind
 from regard.schema import name_of
@@ -166,7 +166,7 @@ class Apart(Attend):
                 branch = branch & see.pattern.two
             there = see._replace(pattern=branch)
             parts.append(blocks.partly(q, k, v, there, position.inner, plain, drop))
-        return join(parts, self.learned).y
+        return merge(parts, self.learned).y
 
     def _pays(self, q: Tensor, see: AttentionMask, score: Score) -> bool:
         if self.weights.watched or not score.is_dot or not see.from_start or self.kernel not in ("auto", "blocks"):

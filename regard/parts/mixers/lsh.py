@@ -104,7 +104,7 @@ class Lsh(Mixer[Hashed]):
             )
         self.width, self.heads, self.dim, self.rounds = width, heads, dim or width // heads, rounds
         near = before * size if cut == "bucket" else 0
-        self.rule = lsh.Rule(size, before, after, causal, near, across, repeats)
+        self.rule = lsh.LshRule(size, before, after, causal, near, across, repeats)
         self.scale, self.eps, self.weight_dropout = scale, eps, weight_dropout
         inner = heads * self.dim
         self.qk, self.v = nn.Linear(width, inner, bias=bias), nn.Linear(width, inner, bias=bias)
@@ -140,7 +140,7 @@ class Lsh(Mixer[Hashed]):
     def look(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor) -> Tensor:
         """Whole sequences: q, k and v (batch, heads, time, dim) -> the same."""
         if self.weights.watched:
-            return self.weights(lsh.weigh(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
+            return self.weights(lsh.dense_weights(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
         drop = self.weight_dropout if self.training else 0.0
         y, total = lsh.attend(q, k, v, buckets, lengths, self.rule, drop)
         return torch.where(total.isneginf()[..., None], v, y)
@@ -183,8 +183,8 @@ class Lsh(Mixer[Hashed]):
             queries = write(torch.zeros_like(state.keys), slot, q.transpose(1, 2))[:, :known].transpose(1, 2)
             whole = self.look(queries, keys, values, old, context.positions[:, 0] + context.lengths)
             at = context.positions.clamp(max=known - 1)[:, None].expand(-1, self.heads, -1)
-            return self.leave(lsh.pick(whole, at), context), state
-        y, alone = lsh.recall(q, keys, values, buckets, old, context.positions, self.rule.near)
+            return self.leave(lsh.gather(whole, at), context), state
+        y, alone = lsh.attend_step(q, keys, values, buckets, old, context.positions, self.rule.near)
         return self.leave(torch.where(alone[..., None], v, y), context), state
 
     def cost(self, length: int, past: int = 0) -> Cost:

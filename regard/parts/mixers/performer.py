@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.bases.favor import Favor, Seen
 from regard.core import Context, Cost, Growth, Mixer, Place, Position, UserError, part
-from regard.ops.fading import CHUNK, exact, flops, head_dim, split_heads
+from regard.ops.fading import CHUNK, accumulation_dtype, flops, head_dim, split_heads
 from regard.schema import name_of
 
 
@@ -108,7 +108,7 @@ class Performer(Mixer[Seen]):
             return Cost(2 * length * maps + 4 * length * self.heads * key * value, 0)
         kept = self.heads * (key * value + (self.favor.kind == "softmax"))
         products = flops(length, self.heads, key, value)
-        return Cost(2 * length * maps + products, kept * exact(self.dtype).itemsize)
+        return Cost(2 * length * maps + products, kept * accumulation_dtype(self.dtype).itemsize)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.favor.features}·d", f"n/{CHUNK}" if self.causal else "1", "1")

@@ -19,7 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+    with_ones,
+)
 from regard.ops.rotary import constant
 from regard.schema import name_of
 
@@ -66,7 +76,7 @@ class Retention(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.value_dim + 1))
+        return Summary(empty_memory(like, self.dim, self.value_dim + 1))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
@@ -80,9 +90,9 @@ class Retention(Mixer[Summary]):
         self, q: Tensor, k: Tensor, v: Tensor, at: Tensor, state: Summary, valid: Tensor | None
     ) -> tuple[Tensor, Summary]:
         """Before the norm: (batch, heads, time, value_dim). The channel of ones sums the weights."""
-        q = q.to(exact(q.dtype)) * self.dim**-0.5
+        q = q.to(accumulation_dtype(q.dtype)) * self.dim**-0.5
         logs = constant(self.logs, q.device)[:, None, None]  # (heads, 1, 1)
-        y, matrix = fade(q, k, with_ones(v), logs, state.matrix, valid)
+        y, matrix = gated_linear_attention(q, k, with_ones(v), logs, state.matrix, valid)
         most = ((at[:, None, :, None] + 1) * logs).expm1() / logs.expm1()  # 1 + g + ... + g^t
         y = y / most.sqrt().to(y.dtype)
         y = y[..., :-1] / y[..., -1:].detach().abs().clamp(min=1)
@@ -91,7 +101,7 @@ class Retention(Mixer[Summary]):
     def cost(self, length: int, past: int = 0) -> Cost:
         maps = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.out))
         products = flops(length, self.heads, self.dim, self.value_dim + 1)
-        kept = self.heads * self.dim * (self.value_dim + 1) * exact(self.dtype).itemsize
+        kept = self.heads * self.dim * (self.value_dim + 1) * accumulation_dtype(self.dtype).itemsize
         return Cost(2 * length * maps + products, kept)
 
     def growth(self) -> Growth:

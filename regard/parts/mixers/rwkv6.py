@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from regard.bases.shift import shift
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, UserError, part
-from regard.ops.fading import CHUNK, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import (
+    CHUNK,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+)
 
 MIXED = 5  # vectors that are mixed with the one before: for the decay, k, v, r and the gate, in this order
 
@@ -85,15 +93,17 @@ class Rwkv6(Mixer[Finch]):
 
     def start(self, context: Context, capacity: int) -> Finch:
         batch, like = context.positions.shape[0], self.out.weight
-        return Finch(like.new_zeros(batch, self.width), empty(like.new_empty(batch, self.heads), self.dim, self.dim))
+        return Finch(
+            like.new_zeros(batch, self.width), empty_memory(like.new_empty(batch, self.heads), self.dim, self.dim)
+        )
 
     def step(self, x: Tensor, state: Finch, context: Context) -> tuple[Tensor, Finch]:
         before, last = shift(x, state.last.to(x.dtype), context)
         for_decay, for_k, for_v, for_r, for_gate = self.mixed(x, before - x)
         r, k, v = (split_heads(t, self.heads) for t in (self.r(for_r), self.k(for_k), self.v(for_v)))
         w = self.decay + self.decay_out(torch.tanh(self.decay_in(for_decay)))
-        decay = -split_heads(w.to(exact(w.dtype)), self.heads).exp()
-        y, matrix = fade(r, k, v, decay, state.matrix, context.valid, self.bonus)
+        decay = -split_heads(w.to(accumulation_dtype(w.dtype)), self.heads).exp()
+        y, matrix = gated_linear_attention(r, k, v, decay, state.matrix, context.valid, self.bonus)
         y = self.norm(y.transpose(1, 2).flatten(-2).to(self.dtype), context.valid)
         return self.out(F.silu(self.gate(for_gate)) * y), Finch(last.to(state.last.dtype), matrix)
 
@@ -108,7 +118,7 @@ class Rwkv6(Mixer[Finch]):
         maps = sum(m.weight.numel() for m in every) + self.mix_out.numel()
         products = flops(length, self.heads, self.dim, self.dim, channels=True)
         weight = self.out.weight
-        kept = self.width * weight.element_size() + self.width * self.dim * exact(weight.dtype).itemsize
+        kept = self.width * weight.element_size() + self.width * self.dim * accumulation_dtype(weight.dtype).itemsize
         return Cost(2 * length * maps + products, kept)
 
     def growth(self) -> Growth:

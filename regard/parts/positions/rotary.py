@@ -20,7 +20,7 @@ from torch import Tensor, cat
 from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
 from regard.errors import nearest
-from regard.ops.rotary import angles, speeds, turn
+from regard.ops.rotary import angles, frequencies, rotate
 from regard.schema import fit
 
 
@@ -63,7 +63,7 @@ class Rotary(Position):
                 f"rotary positions turn an even number of channels, and fraction {fraction} of dim {dim} is "
                 f"{self.turned}: change one of them"
             )
-        self.rates, self.strength = speeds(self.turned, base), 1.0
+        self.rates, self.strength = frequencies(self.turned, base), 1.0
         if scaling is not None:
             slowed = _scaling(scaling)
             self.rates, self.strength = tuple(slowed.rates(self.rates, base)), slowed.strength
@@ -92,8 +92,8 @@ class Rotary(Position):
     def _turn(self, x: Tensor, at: Tensor) -> Tensor:
         cos, sin = (wave[:, None].to(x.dtype) for wave in self.waves(at))  # (batch or 1, 1, time, pairs)
         if self.turned == x.shape[-1]:
-            return turn(x, cos, sin, self.layout)
-        return cat((turn(x[..., : self.turned], cos, sin, self.layout), x[..., self.turned :]), -1)
+            return rotate(x, cos, sin, self.layout)
+        return cat((rotate(x[..., : self.turned], cos, sin, self.layout), x[..., self.turned :]), -1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError
 from regard.ops.dispatch import has_own_hooks
-from regard.ops.rotary import angles, speeds
+from regard.ops.rotary import angles, frequencies
 
 
 class TransformerXL(Position):
@@ -42,7 +42,7 @@ class TransformerXL(Position):
         if clip is not None and clip < 1:
             raise UserError(f"clip must be at least 1, not {clip}")
         self.width, self.heads, self.dim, self.clip = width, heads, dim, clip
-        self.bidirectional, self.rates = bidirectional, speeds(width, base)
+        self.bidirectional, self.rates = bidirectional, frequencies(width, base)
         if share not in ("none", "layers"):
             raise UserError(f"share must be 'none' or 'layers', not '{share}'")
         known = place.shared if place is not None and share == "layers" else {}
