@@ -134,7 +134,7 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
         together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
         assert torch.get_num_threads() == 3
         used = set(log.read_text().splitlines())
-        with pytest.raises(UserError, match="not numbers"):
+        with pytest.raises(UserError, match="logits are NaN"):
             _broken(run).predict(TEXTS * 3, HOW[how])
         assert torch.get_num_threads() == 3
     finally:
