@@ -109,7 +109,7 @@ def lengthen(table: Any, length: int) -> None:
 def learn(model: Model, length: int) -> None:
     """Forward and backward of one sequence."""
     with losses(model) as more:
-        scores = model(model.embed.draw(1, length))
+        scores = model(model.embed.random_input(1, length))
         (scores.float().square().mean() + more()).backward()
     model.zero_grad()
 
@@ -136,7 +136,7 @@ def probe_decoding(name: str) -> dict[str, Any]:
     model.eval()
     for place in PLACES:
         with torch.inference_mode():
-            tokens = model.embed.draw(1, place + 2 * TOKENS)
+            tokens = model.embed.random_input(1, place + 2 * TOKENS)
             state = model.start(1, place + 2 * TOKENS)
             for begin in range(0, place, FILL):
                 state = model.step(tokens[:, begin : min(begin + FILL, place)], state)[1]

@@ -18,13 +18,13 @@ tokens = torch.randint(1000, 40_000, (rows, prompt), generator=torch.Generator()
 if which == "ours":
     from regard import restore
     from regard.decode import Request, greedy
-    from regard.decode.int8 import quantise
+    from regard.decode.int8 import quantize
     from regard.machine import tune
 
     tune()
     model = restore(folder).eval()
     if "int8" in sys.argv:
-        quantise(model)
+        quantize(model)
 
     def generate(new: int) -> list[list[int]]:
         request = Request(tokens, -1, torch.full((rows,), new))

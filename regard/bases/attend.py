@@ -65,7 +65,7 @@ class Attend(nn.Module):
     def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
         """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
         weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
-        if self.weights.watched or not score.is_dot or position.acts("read"):
+        if self.weights.watched or not score.is_dot or position.acts("output_bias"):
             return "reference"
         if see.row_owner is not None:
             return "sdpa"

@@ -35,7 +35,7 @@ class Beside(Mixer[Sides]):
         return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
 
     def growth(self) -> Growth:
-        return self.left.growth().beside(self.right.growth())
+        return self.left.growth().combine(self.right.growth())
 
     def value_path(self) -> Iterator[Tensor]:
         yield from self.left.value_path()

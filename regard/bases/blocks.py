@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.core import Position, UserError
-from regard.ops.join import Part, join
+from regard.ops.join import PartialAttention, merge
 
 from .attention_mask import AttentionMask
 from .layout import Cover, Look, outline, plan, share
@@ -59,7 +59,7 @@ def attend(
     drop: float,
     block: int = BLOCK,
 ) -> Tensor:
-    return _weave([join(parts).y for parts in _heads(q, k, v, see, position, plain, drop, block)], q)
+    return _weave([merge(parts).y for parts in _heads(q, k, v, see, position, plain, drop, block)], q)
 
 
 def partly(
@@ -71,10 +71,10 @@ def partly(
     plain: Tensor,
     drop: float,
     block: int = BLOCK,
-) -> Part:
+) -> PartialAttention:
     """One part of an attention over more than `see` allows, to be joined to the others."""
-    heads = [join(parts) for parts in _heads(q, k, v, see, position, plain, drop, block, alone=False)]
-    return Part(_weave([y for y, _ in heads], q), _weave([total for _, total in heads], q))
+    heads = [merge(parts) for parts in _heads(q, k, v, see, position, plain, drop, block, alone=False)]
+    return PartialAttention(_weave([y for y, _ in heads], q), _weave([total for _, total in heads], q))
 
 
 def _heads(
@@ -87,7 +87,7 @@ def _heads(
     drop: float,
     block: int,
     alone: bool = True,
-) -> Iterator[list[Part]]:
+) -> Iterator[list[PartialAttention]]:
     """For each head of the pattern, what is to be joined; the totals only where there is something to join."""
     heads, seed = q.shape[1], int(torch.randint(1 << 62, ())) if drop else 0
     plans = plan(outline(see.pattern), q.shape[2], block, q.device)[:heads]
@@ -103,7 +103,9 @@ def _heads(
             there = see if among is None else see._replace(pattern=see.pattern & among)
             job = Job(there, looks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
             seed += 1
-            parts.append(Part(*Sparse.apply(job, *chosen, plain if position.asks else None, *learned)))
+            parts.append(
+                PartialAttention(*Sparse.apply(job, *chosen, plain if position.needs_query else None, *learned))
+            )
         yield parts
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.mixer import under
+from regard.core.mixer import pad_and_cat
 from regard.ops.dispatch import inference_kernels
 
 ROUND = 8  # slots: a cache is cut down and grows by so many
@@ -73,7 +73,7 @@ class Cache(NamedTuple):
     @staticmethod
     def join(caches: Sequence[Cache]) -> Cache:
         keys, values, at = zip(*(cache.materialize()[:3] for cache in caches), strict=True)
-        return Cache(under(keys), under(values), under(at, -1))
+        return Cache(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
 
 
 class Source(NamedTuple):
@@ -92,7 +92,7 @@ class Source(NamedTuple):
         keys, values, at, rows = zip(*sources, strict=True)
         before = accumulate((len(places) for places in at), initial=0)
         mine = [own + ahead for own, ahead in zip(rows, before, strict=False)]
-        return Source(under(keys), under(values), under(at, -1), torch.cat(mine))
+        return Source(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1), torch.cat(mine))
 
     def materialize(self) -> Source:
         """The same with every source looked at by as many rows, in its order, and none by nobody."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError, nearest
 from regard.native import private
-from regard.ops.fading import empty, exact, fade, with_ones
+from regard.ops.fading import accumulation_dtype, empty_memory, gated_linear_attention, with_ones
 
 EPS = {"softmax": 1e-4, "relu": 1e-3}
 
@@ -65,7 +65,7 @@ class Favor(nn.Module):
     def recall(self, q: Tensor, k: Tensor, v: Tensor, state: Seen, valid: Tensor | None = None) -> tuple[Tensor, Seen]:
         """What each query finds in the past: q, k, v (batch, heads, time, dim)."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k, values = (t.to(exact(t.dtype)) for t in (q, k, v))
+            q, k, values = (t.to(accumulation_dtype(t.dtype)) for t in (q, k, v))
             k, size = self.project(k)
             if state.top is None:
                 decay, top, k = None, None, F.relu(k) + self.eps
@@ -73,13 +73,13 @@ class Favor(nn.Module):
                 tops = self._tops(k, state.top.to(k.dtype), valid)  # (batch, heads, time + 1)
                 decay, top = (tops[..., :-1] - tops[..., 1:])[..., None], tops[..., -1]
                 k = _below(k - size - tops[..., 1:, None]) + self.eps
-            y, matrix = fade(self.queries(q), k, with_ones(values), decay, state.matrix, valid)
+            y, matrix = gated_linear_attention(self.queries(q), k, with_ones(values), decay, state.matrix, valid)
         return share(y).to(v.dtype), Seen(matrix, top)
 
     def everything(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None) -> Tensor:
         """What each query finds in the whole sequence."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k, values = (t.to(exact(t.dtype)) for t in (q, k, v))
+            q, k, values = (t.to(accumulation_dtype(t.dtype)) for t in (q, k, v))
             k, size = self.project(k)
             if self.kind == "relu":
                 k = F.relu(k) + self.eps
@@ -111,7 +111,7 @@ class Favor(nn.Module):
 
     def start(self, like: Tensor) -> Seen:
         """like: (batch, heads), of the dtype of the queries"""
-        matrix = empty(like, self.features, self.dim + 1)
+        matrix = empty_memory(like, self.features, self.dim + 1)
         low = torch.full_like(matrix[..., 0, 0], torch.finfo(matrix.dtype).min / 4)
         return Seen(matrix, low if self.kind == "softmax" else None)
 

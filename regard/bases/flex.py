@@ -75,8 +75,8 @@ def bias_of(position: Position, q: Tensor) -> Tensor | None:
     """(heads, 2n - 1): what a position adds to the score of a key at each distance, the furthest ahead first."""
     if not position.acts("bias"):
         return None
-    if position.asks or not position.relative:
-        why = "asks the query" if position.asks else "does not go by distance alone"
+    if position.needs_query or not position.relative:
+        why = "asks the query" if position.needs_query else "does not go by distance alone"
         raise UserError(f"kernel 'flex' cannot do position '{name_of(position)}', which {why}: {INSTEAD}")
     last = q.shape[2] - 1
     at = torch.arange(2 * last + 1, device=q.device)

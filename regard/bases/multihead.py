@@ -80,7 +80,7 @@ class MultiHead(Mixer[Cache | Source]):
             _check_sight(self.pattern, 1)
         self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
         self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
-        if self.position.asks and not self.score.is_dot:
+        if self.position.needs_query and not self.score.is_dot:
             raise UserError(
                 f"position '{name_of(self.position)}' needs a score that is a dot product, and "
                 f"'{name_of(self.score)}' is not one"
@@ -124,7 +124,7 @@ class MultiHead(Mixer[Cache | Source]):
         the score makes both, so both have its scale."""
         q = self.q_norm(self.q(x).view(*x.shape[:-1], self.heads, self.dim)).transpose(1, 2)
         ready = self.score.query(self.position.query(q, at))
-        return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
+        return ready, self.score.query(self.position.bias_query(q)) if self.position.needs_query else ready
 
     def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, m, kv_heads, dim), ready to be cached."""
@@ -147,7 +147,7 @@ class MultiHead(Mixer[Cache | Source]):
             return found
         if self.over == "memory":
             return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
-        see = context.once(("whole", self.pattern), lambda: self._whole(context))
+        see = context.cached(("whole", self.pattern), lambda: self._whole(context))
         return self.look(x, *self.keys(x, see.query_at), see, context.valid)
 
     def _forward_fused(self, x: Tensor, context: Context) -> Tensor | None:
@@ -168,7 +168,7 @@ class MultiHead(Mixer[Cache | Source]):
                 return None
             see = self._across(self._sources(context)[1], context)
         else:
-            see = context.once(("whole", self.pattern), lambda: self._whole(context))
+            see = context.cached(("whole", self.pattern), lambda: self._whole(context))
             if blocks.pays(x.shape[1], x.device, see, self.position, dropout):
                 return None
         assert self.score.factor is not None
@@ -182,7 +182,7 @@ class MultiHead(Mixer[Cache | Source]):
         pattern = self._pattern(context)
         at = context.positions[:1] if context.from_start else context.positions
         padded = context.valid is not None and not pattern.causal
-        return AttentionMask(pattern, at, context.marked if padded else at, context.from_start, padded, {})
+        return AttentionMask(pattern, at, context.marked_positions if padded else at, context.from_start, padded, {})
 
     def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, device = context.positions.shape[0], context.positions.device
@@ -205,7 +205,7 @@ class MultiHead(Mixer[Cache | Source]):
     def _sources(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         memory = self._memory(context)
         which = ("memory", memory.x.shape[1], id(memory.valid))
-        return context.once(which, lambda: _places(memory, context.positions.shape[0]))
+        return context.cached(which, lambda: _places(memory, context.positions.shape[0]))
 
     def room(self, capacity: int) -> int:
         """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
@@ -223,7 +223,7 @@ class MultiHead(Mixer[Cache | Source]):
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
         state = self._roomy(state, context)
-        if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
+        if x.shape[1] <= CHUNK or context.last_position < slots(self.pattern, context.last_position + 1, CHUNK).reused:
             return self._step(x, state, context)
         outputs = []
         for piece, within in pieces(x, context, CHUNK):  # so that no key is dropped before the queries that want it
@@ -261,13 +261,13 @@ class MultiHead(Mixer[Cache | Source]):
         return AttentionStep(after, keys, values, slot, count, added, see.row_owner, queries, rotary, constant)
 
     def _roomy(self, state: Cache, context: Context) -> Cache:
-        needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
+        needed = context.cached(("room", self.pattern), lambda: self.room(context.last_position + 1))
         return state.grow(needed) if needed > state.room else state
 
     def _across(self, at: Tensor, context: Context) -> AttentionMask:
         """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
         same memory see the same."""
-        return context.once(
+        return context.cached(
             ("across", self.pattern, id(at)),
             lambda: AttentionMask(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
         )
@@ -284,7 +284,7 @@ class MultiHead(Mixer[Cache | Source]):
         state = state if state.row_owner is None or self._reaches(x, context) else state.materialize()
         # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
         which = ("step", self.pattern, state.room, state.row_owner is None)
-        return state, *context.once(which, lambda: self._place(state, context))
+        return state, *context.cached(which, lambda: self._place(state, context))
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         state, slot, at, see = self._placed(x, state, context)
@@ -301,10 +301,12 @@ class MultiHead(Mixer[Cache | Source]):
     @property
     def _plain(self) -> bool:
         """Whether nothing is done to queries, keys and values but maps, a factor, and turns of the first two."""
-        acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
-        idle = self.norm.idle and self.q_norm.idle and self.k_norm.idle
+        acts = any(
+            self.position.acts(place) for place in ("value", "output_bias", *(() if self._spins else ("query", "key")))
+        )
+        idle = self.norm.is_identity and self.q_norm.is_identity and self.k_norm.is_identity
         own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
-        asks = acts or self.position.asks or self.score.factor is None
+        asks = acts or self.position.needs_query or self.score.factor is None
         return own and idle and not asks and not inside_touched(self)
 
     @property
@@ -331,7 +333,7 @@ class MultiHead(Mixer[Cache | Source]):
     @property
     def _finds(self) -> bool:
         """Whether a kernel of our own may look, which finds keys that other rows hold."""
-        return self.score.is_dot and not self.position.acts("read") and self.attend.usual
+        return self.score.is_dot and not self.position.acts("output_bias") and self.attend.usual
 
     def _reaches(self, x: Tensor, context: Context) -> bool:
         """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
@@ -340,11 +342,11 @@ class MultiHead(Mixer[Cache | Source]):
             return False
         if torch.is_grad_enabled() or inference_kernels(x) is None:
             return False
-        return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
+        return context.cached("even", lambda: bool((context.positions == context.positions[:1]).all()))
 
     def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, AttentionMask]:
         """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
-        where = slots(self.pattern, context.last + 1, CHUNK)
+        where = slots(self.pattern, context.last_position + 1, CHUNK)
         slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
         now = context.positions
         if context.valid is not None:
@@ -352,7 +354,7 @@ class MultiHead(Mixer[Cache | Source]):
             now = torch.where(context.valid, now, -1)
         here = shared(slot)
         at = with_written(state.at, here, now)
-        there = at[:, : where.counts[max(context.last, 0)]]
+        there = at[:, : where.counts[max(context.last_position, 0)]]
         row_owner = state.row_owner
         if row_owner is not None:
             row_owner = with_written(row_owner, here, torch.arange(len(row_owner), device=row_owner.device)[:, None])
@@ -371,7 +373,7 @@ class MultiHead(Mixer[Cache | Source]):
         if context.from_start:
             _check_sight(pattern, context.positions.shape[1], context.valid)
         elif pattern.fixed:
-            _check_sight(pattern, context.last + 1)
+            _check_sight(pattern, context.last_position + 1)
         return pattern
 
     def cost(self, length: int, past: int = 0) -> Cost:

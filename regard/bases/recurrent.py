@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.core import Context, Cost, Growth, Mixer, Score, Tap, UserError, part
-from regard.core.mixer import keep_rows, under
+from regard.core.mixer import keep_rows, pad_and_cat
 from regard.errors import nearest
 from regard.ops.attention import masked_softmax
 
@@ -108,7 +108,7 @@ class Recurrent(Mixer[Last]):
     """A mixer that is nothing but cells. Subclasses name their kind."""
 
     kind: ClassVar[str]
-    summary = True
+    exports_state = True
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Source(NamedTuple):
     @staticmethod
     def join(sources: Sequence[Source]) -> Source:
         keys, values, at = zip(*sources, strict=True)
-        return Source(under(keys), under(values), under(at, -1))
+        return Source(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
 
 
 class Look(nn.Module):
@@ -207,7 +207,7 @@ class Look(nn.Module):
 
 def last_states(context: Context) -> list[Last]:
     """What the encoder's recurrent mixers ended with."""
-    finals = context.memory.finals if context.memory is not None else ()
+    finals = context.memory.final_states if context.memory is not None else ()
     return [last for last in finals if isinstance(last, Last)]
 
 

@@ -34,5 +34,5 @@ def attend(
     if drop:
         weights = F.dropout(weights, drop)
     y = weights @ v
-    more = position.read(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])
+    more = position.output_bias(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])
     return y if more is None else y + more

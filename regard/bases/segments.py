@@ -84,7 +84,7 @@ def cut(x: Tensor, made: list[Turn]) -> Sequence[Tensor]:
 def pieces(x: Tensor, context: Context, size: int) -> Iterator[tuple[Tensor, Context]]:
     """A step x (batch, time, ...) in pieces of so many columns, each with its context, which all layers share."""
     begins = range(0, x.shape[1], size)
-    contexts = context.once(("pieces", size), lambda: [context.columns(begin, begin + size) for begin in begins])
+    contexts = context.cached(("pieces", size), lambda: [context.columns(begin, begin + size) for begin in begins])
     return zip(x.split(size, 1), contexts, strict=True)
 
 

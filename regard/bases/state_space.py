@@ -24,7 +24,7 @@ from regard.core import Context, Cost, Growth, Mixer, UserError
 from regard.core.mixer import keep_rows
 from regard.errors import nearest
 from regard.ops.activation import activation as activate
-from regard.ops.fading import exact
+from regard.ops.fading import accumulation_dtype
 
 from .segments import pieces
 
@@ -99,7 +99,7 @@ class StateSpace(Mixer[Hidden]):
 
     @property
     def exact(self) -> torch.dtype:
-        return exact(self.log_dt.dtype)
+        return accumulation_dtype(self.log_dt.dtype)
 
     @property
     def poles(self) -> Tensor:

@@ -143,7 +143,7 @@ def predict(
         seed=seed, max_new_tokens=max_new_tokens, truncate=truncate or None, speculate=speculate,
         shortlist=shortlist or None,
     )  # fmt: skip
-    if seed is not None and not config.draws:
+    if seed is not None and not config.samples:
         raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")
     if loaded.takes != "texts":
         return _tell_files(loaded, files or [], config, as_json)

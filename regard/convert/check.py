@@ -89,7 +89,7 @@ def _inputs(model: Model, config: Config) -> tuple[dict[str, Any], dict[str, Any
     if model.kind == "encoder-decoder":
         assert model.source_embed is not None
         said, read = tokens(model.vocab, 7), valid(12)
-        source = model.source_embed.draw(2, 12)
+        source = model.source_embed.random_input(2, 12)
         if source.is_floating_point():
             frames = torch.randn(2, config["num_mel_bins"], 2 * config["max_source_positions"], generator=generator)
             return {"input_features": frames, "decoder_input_ids": said}, {"tokens": said, "source": frames.mT}

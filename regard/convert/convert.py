@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, UserError, build
-from regard.core.recipe import must_match
+from regard.core.recipe import check_weights_size
 from regard.data.tokenizer import Tokenizer
 from regard.errors import nearest, short
 from regard.files import recipe as recipes
@@ -146,7 +146,7 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
         must_be(origin.get("config", {}), Schema)
     except UserError as error:
         raise error.inside("config").inside("origin").of(short(run / "run.json")) from None
-    must_match(run / "recipe.toml", run / WHOLE)
+    check_weights_size(run / "recipe.toml", run / WHOLE)
     model = shell(recipe)  # refuses a recipe that nothing can be built from
     family = _family_for(recipe, told, to)
     config = _config(family, recipe, origin) | ({} if origin else _marks(run, recipe))

@@ -1,4 +1,4 @@
-"""Contracts and assembly. Imports nothing else of regard."""
+"""The contracts that parts fulfill, and the assembly of parts into models."""
 
 from regard.errors import UserError
 from regard.pattern.algebra import Pattern
@@ -18,12 +18,45 @@ from .score import Score
 from .stack import Layer, Stack
 from .state import State
 from .tap import Tap, losses, watch
-from .towers import Towers, apart
+from .towers import Towers, models_in
 from .wiring import Place, Wiring
 
 __all__ = [
-    "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
-    "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "Towers", "UserError",
-    "Wiring", "add_folder", "apart", "build", "find", "join", "load", "losses", "part", "restore", "save", "select",
-    "state_bytes", "watch",
+    "Context",
+    "Cost",
+    "Dropout",
+    "Embed",
+    "Empty",
+    "Growth",
+    "Head",
+    "Layer",
+    "Memory",
+    "Mixer",
+    "Model",
+    "Norm",
+    "Pass",
+    "Pattern",
+    "Place",
+    "Pointwise",
+    "Position",
+    "Score",
+    "Stack",
+    "State",
+    "Tap",
+    "Towers",
+    "UserError",
+    "Wiring",
+    "add_folder",
+    "build",
+    "find",
+    "join",
+    "load",
+    "losses",
+    "models_in",
+    "part",
+    "restore",
+    "save",
+    "select",
+    "state_bytes",
+    "watch",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from regard.ops.dropout import dropout, dropout_add
 
 
 class Dropout(nn.Module):
-    """y = x / (1 - rate) where it is kept, 0 elsewhere. On a CPU the rate is a whole number of 65536ths."""
+    """y = x / (1 - rate) where x is kept, 0 elsewhere. On a CPU the rate is rounded to a multiple of 1/65536."""
 
     def __init__(self, rate: float = 0.0):
         super().__init__()
@@ -20,7 +20,7 @@ class Dropout(nn.Module):
         return dropout(x, self.rate) if self.training and self.rate else x
 
     def add(self, stream: Tensor, x: Tensor) -> Tensor:
-        """stream + y, in one pass."""
+        """Return stream + self(x), computed in one pass."""
         if hooked(self):
             return stream + self(x)
         return dropout_add(stream, x, self.rate) if self.training and self.rate else stream + x

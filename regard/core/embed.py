@@ -1,4 +1,4 @@
-"""The contract of what turns a batch's input into vectors, and what all such parts do then: place, norm, width."""
+"""The contract of embeddings, which turn a batch's input into vectors."""
 
 from typing import Any, ClassVar
 
@@ -16,14 +16,14 @@ from .position import Position
 
 
 class Embed(nn.Module):
-    """Whatever the input is -> (batch, time, width). Subclasses write `forward` and `draw`.
+    """Maps an input to (batch, time, width). Subclasses define `forward` and `random_input`.
 
-    position: acts on the vectors made here: sinusoidal, learned, ...
-    norm:     after that.
-    dim:      channels of the vectors made here, mapped to the width last (ALBERT); None: the width itself.
-    table:    the matrix (vocab, dim) that a tied head or another embed may share, None when there is none.
-    reads:    what its input is made of: text, images, ...
-    whole_words: it does best with tokens that are whole words.
+    position: acts on the embedded vectors: sinusoidal, learned, ...
+    norm:     applied after the position.
+    dim:      channels of the embedded vectors, projected to the width last (ALBERT); None: the width itself.
+    table:    the matrix (vocab, dim) that a tied head or another embed may share; None: there is none.
+    reads:    the kind of input: text, images, ...
+    whole_words: it works best with tokens that are whole words.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("embeds",)
@@ -43,7 +43,7 @@ class Embed(nn.Module):
         super().__init__()
         self.width, self.dim = width, dim or width
         self.position = part(Position, position, width=self.dim, dim=self.dim, heads=1)
-        if any(self.position.acts(place) for place in ("query", "key", "value", "bias", "read")):
+        if any(self.position.acts(place) for place in ("query", "key", "value", "bias", "output_bias")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         self.norm = part(Norm, norm, width=self.dim)
         self.drop = Dropout(dropout)
@@ -53,23 +53,24 @@ class Embed(nn.Module):
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
 
-    def draw(self, batch: int, time: int) -> Tensor:
-        """A random input of the right kind, for the laws."""
+    def random_input(self, batch: int, time: int) -> Tensor:
+        """Return a random input of the right kind, for tests."""
         raise NotImplementedError
 
     def extent(self, tokens: Tensor) -> tuple[int, int]:
-        """Batch and time of what it makes of an input; the input's first two dimensions unless said."""
+        """Return batch and time of the output for an input; by default the input's first two dimensions."""
         if tokens.dim() < 2:
             raise UserError(f"a batch has two dimensions, rows and time, not the shape {tuple(tokens.shape)}")
         return tokens.shape[0], tokens.shape[1]
 
-    def place(self, x: Tensor, context: Context) -> Tensor:
-        """x (batch, time, dim) -> (batch, time, width): position, norm, dropout and the map to the width."""
+    def add_position(self, x: Tensor, context: Context) -> Tensor:
+        """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and the projection to the
+        width."""
         at = context.positions[:1] if context.from_start else context.positions
         return self.up(self.drop(self.norm(self.position.embed(x, at), context.valid)))
 
     def share(self, table: nn.Parameter) -> None:
-        """Use this table instead of the own one."""
+        """Use this table instead of its own."""
         if self.table is None:
             raise UserError(f"embed '{name_of(self)}' has no table, so it cannot be tied")
         if table.shape != self.table.shape:
@@ -77,22 +78,22 @@ class Embed(nn.Module):
         self.table = table
 
     def flops(self, length: int) -> int:
-        """Of matrix products for `length` positions."""
+        """Return the flops of matrix products for `length` positions."""
         return 2 * length * self.up.weight.numel() if isinstance(self.up, nn.Linear) else 0
 
 
 def new_table(rows: int, dim: int, std: float | None = None) -> nn.Parameter:
-    """(rows, dim), so drawn that a row is about as long as 1, unless its numbers are to have another size."""
+    """Return a table (rows, dim) of normal numbers; without a `std`, rows have a length of about 1."""
     return nn.Parameter(torch.empty(rows, dim).normal_(std=dim**-0.5 if std is None else std))
 
 
-def look_up(table: Tensor, numbers: Tensor, what: str) -> Tensor:
-    """The rows of a table (rows, dim): numbers (batch, time) -> (batch, time, dim)."""
-    if numbers.is_floating_point():
-        raise UserError(f"{what} must be whole numbers, not {numbers.dtype}")
+def look_up(table: Tensor, ids: Tensor, name: str) -> Tensor:
+    """Return rows of a table (rows, dim): ids (batch, time) -> (batch, time, dim). name: of the ids, for messages."""
+    if ids.is_floating_point():
+        raise UserError(f"{name} must be whole numbers, not {ids.dtype}")
     try:
-        return embedding(numbers, table)
+        return embedding(ids, table)
     except IndexError:
         raise UserError(
-            f"{what} reach from {int(numbers.min())} to {int(numbers.max())}, but the table knows 0 to {len(table) - 1}"
+            f"{name} range from {int(ids.min())} to {int(ids.max())}, but the table has rows 0 to {len(table) - 1}"
         ) from None

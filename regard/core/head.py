@@ -1,4 +1,4 @@
-"""The contract of what turns the last vectors into logits."""
+"""The contract of heads, which turn the last hidden vectors into logits."""
 
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ from .embed import Embed
 
 
 class Head(nn.Module):
-    """x (batch, time, width) -> scores.
+    """x (batch, time, width) -> logits.
 
-    pools:   one answer per sequence instead of one per position; such a model does not step.
-    streams: False when an answer may depend on what comes later; nor does such a model.
+    pools:   it gives one output per sequence instead of one per position; such a model does not step.
+    streams: False when an output may depend on later positions; such a model does not step either.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("heads",)
@@ -27,24 +27,24 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def linear(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """Vectors, table (classes, width) and bias (classes,) where the scores are vectors table^T + bias: a loss can
-        then be made without ever holding all scores. None where they are not."""
+        """Return vectors, table (classes, width) and bias (classes,) where the logits are vectors table^T + bias, so
+        that a loss need not hold all logits; None where they are not."""
         return None
 
-    def log_p(self, x: Tensor, context: Context, targets: Tensor) -> Tensor | None:
-        """Of the tokens `targets` (batch, time), those below 0 left out, where that is less work than the scores of all
-        tokens; None where it is not."""
+    def target_logprobs(self, x: Tensor, context: Context, targets: Tensor) -> Tensor | None:
+        """Return the log-probabilities of `targets` (batch, time), those below 0 left out, where that is less work than
+        the logits of all tokens; None where it is not."""
         return None
 
     def tie(self, embed: Embed) -> None:
-        """Use the weights of an embed that has a table."""
+        """Share the weights of an embed that has a table."""
         assert embed.table is not None
         self.share(embed.table)
 
     def share(self, table: nn.Parameter) -> None:
-        """Use an embedding's table as the own weight; only heads over a vocabulary can."""
+        """Use an embedding's table as the weight; only heads over a vocabulary can."""
         raise UserError(f"head '{name_of(self)}' has no table, so it cannot be tied to the embedding")
 
     def flops(self, length: int) -> int:
-        """Of matrix products for `length` positions."""
+        """Return the flops of matrix products for `length` positions."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""Steps that forward hooks see.
+"""Makes forward hooks run for steps, too.
 
-torch calls hooks in `module(x)` alone. A module that steps has two ways to the same output, `module(x, context)` and
-`module.step(x, state, context)`; `Steps` turns the second into the first where somebody has hooked the module, so that
-a hook counts however a sequence is cut. A hook always gets and gives the output, never the state.
+torch calls hooks in `module(x)` alone. A module that steps computes the same output by `module(x, context)` and by
+`module.step(x, state, context)`; `Steps` turns the second into the first where the module has hooks, so that a hook
+runs however a sequence is cut. A hook receives and returns the output, never the state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .context import Call, Context
 
 
 class Steps(nn.Module):
-    """A module with `forward(x, context)` and `step(x, state, context)`, whose hooks see both."""
+    """A module with `forward(x, context)` and `step(x, state, context)`, whose hooks run in both."""
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         if "step" in vars(cls):
-            cls.step = _through_call(vars(cls)["step"])  # type: ignore[attr-defined]
+            cls.step = _step_through_call(vars(cls)["step"])  # type: ignore[attr-defined]
         if "forward" in vars(cls):
-            cls.forward = _or_step(vars(cls)["forward"])  # type: ignore[method-assign]
+            cls.forward = _forward_or_step(vars(cls)["forward"])  # type: ignore[method-assign]
 
 
-def _through_call(step: Callable) -> Callable:
+def _step_through_call(step: Callable) -> Callable:
     @wraps(step)
     def through_call(self: nn.Module, x: Any, state: Any, context: Context) -> tuple[Any, Any]:
         inside = context.call is not None and context.call.module is self
@@ -48,7 +48,7 @@ def _through_call(step: Callable) -> Callable:
     return through_call
 
 
-def _or_step(forward: Callable) -> Callable:
+def _forward_or_step(forward: Callable) -> Callable:
     @wraps(forward)
     def or_step(self: nn.Module, x: Any, context: Context) -> Tensor:
         call = context.call
@@ -56,7 +56,7 @@ def _or_step(forward: Callable) -> Callable:
             call.taken = True
             y, call.state = type(self).step(self, x, call.state, context)  # type: ignore[attr-defined]
             return y
-        if not torch.compiler.is_compiling() and hooked(self):  # a forward that steps is seen once
+        if not torch.compiler.is_compiling() and hooked(self):  # hooks of a forward that steps inside run once
             context = replace(context, call=Call(self, None, taken=True))
         return forward(self, x, context)
 

@@ -1,4 +1,4 @@
-"""The contract of how a query and a key are compared."""
+"""The contract of scores, which compare a query with a key."""
 
 from typing import Any, ClassVar
 
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 
 class Score(nn.Module):
-    """Most scores are a dot product after something is done to the query and the key alone; those override
-    `query` and `key` and run on every kernel. The others override `forward` and run on the reference kernel.
+    """Most scores are a dot product of a transformed query and a transformed key; those override `query` and `key` and
+    run on every kernel. The others override `forward` and run on the reference kernel.
 
-    cached: channels of a key as `key` leaves it, and so in a cache; None: those of a head.
-    factor: where a query times this number is all that it does; None where it does more.
-    birth:  the map that makes queries is multiplied by it at birth, where the score has no scale that does the same.
+    cached: channels of a key after `key`, as they are cached; None: those of a head.
+    factor: the number that the query is multiplied by, where that is all the score does; None where it does more.
+    birth:  the query projection is multiplied by it at initialization, instead of a scale in the score.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("scores",)
@@ -21,21 +21,21 @@ class Score(nn.Module):
     birth: float = 1.0
 
     def query(self, q: Tensor) -> Tensor:
-        """q (batch, heads, n, dim)"""
+        """Transform q (batch, heads, n, dim)."""
         return q
 
     def key(self, k: Tensor) -> Tensor:
-        """k (batch, kv_heads, m, dim), once, before it is cached."""
+        """Transform k (batch, kv_heads, m, dim), once, before it is cached."""
         return k
 
     def forward(self, q: Tensor, k: Tensor, key_at: Tensor) -> Tensor:
-        """q and k (batch, heads, n or m, channels) as `query` and `key` left them, k repeated for the heads that share
-        it, key_at (batch or 1, m) with -1 for keys that are not real -> (batch, heads, n, m)"""
+        """Compare q and k (batch, heads, n or m, channels), the outputs of `query` and `key`, k repeated for the heads
+        that share it; key_at (batch or 1, m) is -1 for keys that are not real -> (batch, heads, n, m)."""
         return q @ k.mT
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        """Of matrix products beyond the dot product over a head's channels, for all heads of one sequence: so many new
-        queries, so many new keys (none when all are cached), `looks` pairs per head."""
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        """Return the flops of matrix products besides the dot product over a head's channels, for all heads of one
+        sequence: new queries, new keys (0 when all are cached), and (query, key) pairs per head."""
         return 0
 
     @property

@@ -1,4 +1,4 @@
-"""Named no-ops that others can watch: attention weights, losses, hidden states, without a return value for each."""
+"""Named identity modules that can be watched: attention weights, losses and hidden states without extra outputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Tap(nn.Module):
-    """Hands its input on. A watcher may read it, or replace it by returning a tensor."""
+    """Returns its input. A watcher may read it, or replace it by returning a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Tap(nn.Module):
 def watch(
     model: nn.Module, name: str = "*weights", edit: Callable[[str, Tensor], Tensor | None] | None = None
 ) -> Iterator:
-    """Collect, by tap name, all that passes the taps matching `name` (a shell-style wildcard).
+    """Collect, by tap name, every tensor that passes the taps matching `name` (a shell-style wildcard).
 
     with watch(model, "decoder*weights") as seen:
         model(...)
@@ -55,11 +55,11 @@ def watch(
 
 @contextmanager
 def losses(model: nn.Module) -> Iterator[Callable[[], Tensor | float]]:
-    """What a model asks to be added to the loss: the sum of all that passes its taps named `loss`, 0 when nothing does.
+    """Yield a function that returns the auxiliary loss: the sum of all that passed the model's taps named `loss`, or 0.
 
-    with losses(model) as more:
-        scores = model(tokens)
-    (cross_entropy(scores, target) + more()).backward()
+    with losses(model) as auxiliary:
+        logits = model(tokens)
+    (cross_entropy(logits, target) + auxiliary()).backward()
     """
     with watch(model, "loss") as own, watch(model, "*.loss") as inner:
 

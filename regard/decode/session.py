@@ -1,4 +1,4 @@
-"""A decoding session: steps a model, one position of the whole stack in one call of a kernel where that is possible.
+"""A decoding session: steps a model, the whole stack in one kernel call per token where that is possible.
 
 `Model.step` is the definition. A session compiles the same step once from what the parts declare (core/fusion.py), and
 takes it as long as nothing in the stack is hooked, replaced, watched, reassigned, training or learning; otherwise, and
@@ -31,20 +31,20 @@ from regard.ops.dispatch import (
     is_plain_linear,
     touched,
 )
-from regard.ops.linear import flat
+from regard.ops.linear import flatten_rows
 
 from .int8 import Int8Linear
 
 
 def session(model: Any) -> Any:
-    """Return what a strategy steps: a session of a model; of an ensemble, with a session for each of its models."""
+    """Return a session for a model, or an ensemble with a session for each of its models."""
     if isinstance(model, Model):
         return Session(model)
     return model.session() if hasattr(model, "session") else model
 
 
 class Session:
-    """A model behind the same methods, whose steps may be fused."""
+    """Steps a model by its own methods, with fused kernels where possible."""
 
     def __init__(self, model: Model):
         self.model, self.vocab = model, model.vocab
@@ -55,7 +55,7 @@ class Session:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether hooks of the model want the logits of every step."""
+        """Whether the model has hooks, which need the logits of every step."""
         return hooked(self.model)
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> State:
@@ -84,12 +84,12 @@ class Session:
             return None
         if self._fused is None or not self._fused.is_current(x):
             self._fused = FusedStack.compile(self.model.stack, x)
-            self._can_fuse = self._fused is not None  # once it cannot, the plain step is as good for the rest
+            self._can_fuse = self._fused is not None  # what cannot be fused once is not tried again
         return None if self._fused is None else self._fused.run(kernels, x, state, context)
 
 
 class FusedStack:
-    """A stack as one call of a kernel, for the modules and weights that it had when it was compiled."""
+    """A stack compiled into one kernel call, valid for the modules and weights that it had then."""
 
     def __init__(
         self,
@@ -99,17 +99,17 @@ class FusedStack:
         last_norm: NormParams | None,
         x: Tensor,
     ):
-        """declared, norms: of every branch of every layer in turn; the norms before and after it."""
+        """declared, norms: for every branch of every layer in turn, its description and the norms around it."""
         self.declared, self.norms, self.last_norm, self.dtype = declared, norms, last_norm, x.dtype
         self.snapshot = Snapshot(modules)
         self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
         self.program: Program | None = None
-        self.planned: list[AttentionStep | None] = []  # what the program was made for
+        self.planned: list[AttentionStep | None] = []  # the steps that the program was made for
         self.rows = 0
 
     @classmethod
     def compile(cls, stack: Stack, x: Tensor) -> FusedStack | None:
-        """Return None where a module is touched or training, or does what no kernel does."""
+        """Compile a stack; None where a module is modified, in training mode, or not supported by a kernel."""
         modules = list(stack.modules())
         if any(module.training or touched(module) for module in modules):
             return None
@@ -132,8 +132,8 @@ class FusedStack:
         return self.dtype == x.dtype and self.snapshot.holds()
 
     def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
-        """Take the next position of every row: x (rows, 1, width) -> the same, and the state after it. None: this step
-        is for the model."""
+        """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it. None
+        where the model must take this step."""
         states = [own for layer in state for own in layer]
         steps: list[AttentionStep | None] = []
         groups: dict[Any, tuple[AttentionStep, Any]] = {}
@@ -153,21 +153,21 @@ class FusedStack:
                 return None
             groups.setdefault(declared.group, (step, own))
             steps.append(step)
-        if fits and all(map(_is_same_place, self.planned, steps)):
+        if fits and all(map(_same_buffers, self.planned, steps)):
             assert self.program is not None
             for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
                 if step is not None and step is not before:
-                    update_attention(made, step.slot or 0, step.added, step.row_owner, step.key_count, step.rotary)
+                    update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
             self.planned = steps
         elif not self._plan(kernels, x, steps):
             return None
         assert self.program is not None
         after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
-        y = self.program.run(kernels, flat(x)).view(x.shape)
+        y = self.program.run(kernels, flatten_rows(x)).view(x.shape)
         return y, tuple(tuple(next(after) for _ in layer) for layer in state)
 
     def _plan(self, kernels: Kernels, x: Tensor, steps: list[AttentionStep | None]) -> bool:
-        """Make the program for these rows and buffers; False where a linear map cannot take so many rows."""
+        """Make the program for these rows and buffers; return False where a linear layer cannot take so many rows."""
         made, norms = [], []
         for declared, around, step in zip(self.declared, self.norms, steps, strict=True):
             fused = self._branch(kernels, declared, len(x), step)
@@ -193,12 +193,12 @@ class FusedStack:
         if any(made is None and module is not None for made, module in zip(maps, modules, strict=True)):
             return None
         return plan_attention(
-            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.added, step.row_owner,
+            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.attn_mask, step.row_owner,
             step.key_count, step.queries, step.rotary,
         )  # fmt: skip
 
     def _all(self, kernels: Kernels, rows: int, *modules: nn.Module | None) -> list[LinearParams | None]:
-        """Return linear maps as the kernel takes them, None for what is none."""
+        """Return linear layers as structs for the kernel, None for None."""
         many, made = rows > FEW_ROWS, []
         for module in modules:
             if module is not None and (module, many) not in self.linears:
@@ -208,7 +208,7 @@ class FusedStack:
 
 
 def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool) -> LinearParams | None:
-    """Return a linear map as the kernel takes it; with its weights packed for many rows. None where it cannot."""
+    """Return a linear layer as a struct for the kernel, its weights packed for many rows; None where that cannot be."""
     if isinstance(module, Int8Linear):
         return None if many or not is_contiguous(module.bias) else module.params()
     if not is_plain_linear(module):
@@ -218,16 +218,17 @@ def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool)
         return None
     if not many:
         return linear_params(weight, bias)
-    if weight.numel() > PACKED_WEIGHTS or weight.is_inference():  # an inference tensor cannot tell that it was changed
+    if weight.numel() > PACKED_WEIGHTS or weight.is_inference():  # changes of an inference tensor cannot be detected
         return None
     return linear_params(weight, bias, pack_matrix(kernels, weight.T).numbers)
 
 
 def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | None:
-    """Return norms as the kernel takes them, None for those that do nothing; None alone where one cannot be taken."""
+    """Return norms as structs for the kernel, None for identities; None instead of a list where one is not
+    supported."""
     made: list[NormParams | None] = []
     for norm in norms:
-        if norm is None or norm.idle:
+        if norm is None or norm.is_identity:
             made.append(None)
             continue
         declared: FusedNorm | None = norm.fused()
@@ -238,8 +239,8 @@ def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] |
     return made
 
 
-def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> bool:
-    """Return whether the buffers of two steps are the same memory, in the same layout."""
+def _same_buffers(planned: AttentionStep | None, now: AttentionStep | None) -> bool:
+    """Return whether two steps use the same memory in the same layout."""
     if planned is None or now is None:
         return planned is now
     return planned is now or (
@@ -252,8 +253,8 @@ def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> 
 
 
 class Snapshot:
-    """All that makes a fused step what it is: attributes, submodules, parameters, hooks and watchers of every module,
-    and where the weights lie and their versions."""
+    """What a fused step depends on: attributes, submodules, parameters, hooks and watchers of every module, and the
+    addresses and versions of the weights."""
 
     def __init__(self, modules: list[nn.Module]):
         attributes = [vars(module) for module in modules]
@@ -264,7 +265,7 @@ class Snapshot:
         self.held = [*attributes, *filter(None, inside)]
         self.before = [dict(held) for held in self.held]
         self.weights = [t for own in attributes for t in own["_parameters"].values() if t is not None]
-        self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
+        self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others have no version
         self.where = self._where()
 
     def holds(self) -> bool:
@@ -272,7 +273,7 @@ class Snapshot:
             return False
         try:
             return all(map(eq, self.held, self.before)) and self._where() == self.where
-        except RuntimeError:  # another tensor stands where one stood
+        except RuntimeError:  # a tensor was replaced by another
             return False
 
     def _where(self) -> tuple[list[int], list[int], bool]:

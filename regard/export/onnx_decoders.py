@@ -14,7 +14,7 @@ from regard.bases.attention_mask import AttentionMask
 from regard.bases.multihead import MultiHead
 from regard.core import Context, Mixer, Model, Pointwise, UserError
 from regard.core.context import Memory
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.schema import name_of
 from regard.tasks.run import Run
 
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
             if isinstance(mixer, Pointwise):
                 return mixer(x, context)
             if not _attends(mixer):
-                y, state = mixer.step(x, each(next(templates), lambda _: next(held)), context)
+                y, state = mixer.step(x, map_tensors(next(templates), lambda _: next(held)), context)
                 after.extend(_flat(state))
                 return y
             if mixer.over == "memory":
@@ -98,7 +98,7 @@ def write_cached(run: Run, folder: Path) -> dict[str, Any]:
     cross = [] if memory is None else _crossed(model, memory)
     position_ids = torch.arange(past, past + new).expand(batch, new).contiguous()
     past_positions = torch.arange(past).expand(batch, past).contiguous()
-    tokens = model.embed.draw(batch, new)
+    tokens = model.embed.random_input(batch, new)
 
     inputs = Tensors(
         ["input_ids", "position_ids", "past.positions", *_names("past", own), *_state_names("past", others, memory)],
@@ -113,7 +113,7 @@ def write_cached(run: Run, folder: Path) -> dict[str, Any]:
         mask = padded_mask(batch, source)
         encoder = export_graph(
             Encoder(model),
-            (model.source_embed.draw(batch, source), mask),  # type: ignore[union-attr]
+            (model.source_embed.random_input(batch, source), mask),  # type: ignore[union-attr]
             Tensors(["input_ids", "attention_mask"], [{0: "batch", 1: "source"}] * 2),
             [*source_names, *_state_names("past", others, memory)],
             folder / "encoder.onnx",
@@ -140,11 +140,11 @@ def _compare_steps(model: Model, encoder: Any, decoder: Any, start: dict[str, np
     padded to the longest row, and each row goes on from its own position."""
     batch = 3
     length = min(sum(STEPS), model.limit or sum(STEPS))
-    tokens = model.embed.draw(batch, length)
+    tokens = model.embed.random_input(batch, length)
     held: dict[str, Any] = {name: np.repeat(value, batch, 0) for name, value in start.items()}
     memory = None
     if encoder is not None:
-        source = model.source_embed.draw(batch, min(11, model.source_limit or 11))  # type: ignore[union-attr]
+        source = model.source_embed.random_input(batch, min(11, model.source_limit or 11))  # type: ignore[union-attr]
         mask = padded_mask(*source.shape)
         memory = model.encode(source, mask != 0)
         held |= run_graph(encoder, {"input_ids": source, "attention_mask": mask}) | {"encoder_attention_mask": mask}
@@ -228,7 +228,7 @@ def _empty(batch: int, memory: Memory | None) -> Context:
 
 
 def _example_memory(model: Model, batch: int, source: int) -> Memory | None:
-    return None if model.source_embed is None else model.encode(model.source_embed.draw(batch, source))
+    return None if model.source_embed is None else model.encode(model.source_embed.random_input(batch, source))
 
 
 def _flat(state: Any) -> list[Tensor]:
@@ -238,7 +238,7 @@ def _flat(state: Any) -> list[Tensor]:
         found.append(tensor)
         return tensor
 
-    each(state, add)
+    map_tensors(state, add)
     return found
 
 
@@ -251,7 +251,7 @@ class WholeEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
         memory = self.model.encode(input_ids, attention_mask != 0)
-        return _flat((memory.x, memory.finals, memory.views))
+        return _flat((memory.x, memory.final_states, memory.layer_outputs))
 
 
 class WholeDecoder(nn.Module):
@@ -260,7 +260,7 @@ class WholeDecoder(nn.Module):
     def __init__(self, model: Model, memory: Memory | None):
         super().__init__()
         self.model = model
-        self.template = None if memory is None else (memory.x, memory.finals, memory.views)
+        self.template = None if memory is None else (memory.x, memory.final_states, memory.layer_outputs)
 
     def forward(
         self, input_ids: Tensor, encoder_attention_mask: Tensor | None = None, encoded: list[Tensor] | None = None
@@ -268,7 +268,7 @@ class WholeDecoder(nn.Module):
         if encoded is None or encoder_attention_mask is None:
             return self.model(input_ids)
         tensors = iter(encoded)
-        x, finals, views = each(self.template, lambda _: next(tensors))
+        x, finals, views = map_tensors(self.template, lambda _: next(tensors))
         return self.model(input_ids, memory=Memory(x, encoder_attention_mask != 0, finals, views))
 
 
@@ -277,16 +277,16 @@ def write_uncached(run: Run, folder: Path) -> dict[str, Any]:
     batch, source, length = 2, 5, 7
     memory = _example_memory(model, batch, source)
     inputs, encoder = Tensors(["input_ids"], [{0: "batch", 1: "length"}]), None
-    given: tuple = (model.embed.draw(batch, length),)
+    given: tuple = (model.embed.random_input(batch, length),)
     if memory is not None:
         encoded, longer = (
-            WholeEncoder(model)(model.source_embed.draw(batch, size), padded_mask(batch, size))  # type: ignore[union-attr]
+            WholeEncoder(model)(model.source_embed.random_input(batch, size), padded_mask(batch, size))  # type: ignore[union-attr]
             for size in (source, source + 2)
         )
         names = ["encoder_hidden_states", *(f"encoder_states.{i}" for i in range(1, len(encoded)))]
         encoder = export_graph(
             WholeEncoder(model),
-            (model.source_embed.draw(batch, source), padded_mask(batch, source)),  # type: ignore[union-attr]
+            (model.source_embed.random_input(batch, source), padded_mask(batch, source)),  # type: ignore[union-attr]
             Tensors(["input_ids", "attention_mask"], [{0: "batch", 1: "source"}] * 2),
             names,
             folder / "encoder.onnx",
@@ -297,10 +297,10 @@ def write_uncached(run: Run, folder: Path) -> dict[str, Any]:
         given = (*given, padded_mask(batch, source), encoded)
     decoder = export_graph(WholeDecoder(model, memory), given, inputs, ["logits"], folder / "decoder.onnx")
     for rows, length in sizes(model.limit):
-        tokens, known, memory = model.embed.draw(rows, length), {}, None
+        tokens, known, memory = model.embed.random_input(rows, length), {}, None
         if encoder is not None:
             size = min(length + 2, model.source_limit or length + 2)
-            mask, texts = padded_mask(rows, size), model.source_embed.draw(rows, size)  # type: ignore[union-attr]
+            mask, texts = padded_mask(rows, size), model.source_embed.random_input(rows, size)  # type: ignore[union-attr]
             known = run_graph(encoder, {"input_ids": texts, "attention_mask": mask}) | {"encoder_attention_mask": mask}
             memory = model.encode(texts, mask != 0)
         found = run_graph(decoder, known | {"input_ids": tokens})["logits"]

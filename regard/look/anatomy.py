@@ -192,7 +192,7 @@ def _towers(model: Model, table: dict[str, Any], tower: str) -> list[Tower]:
 
 def _input_size(embed: Embed, vocab: int) -> int:
     """Return the size of the vocabulary, or the input channels of one position."""
-    return vocab if embed.reads == "text" else embed.draw(1, 1).shape[-1]
+    return vocab if embed.reads == "text" else embed.random_input(1, 1).shape[-1]
 
 
 def _box(name: str, spec: Any, module: nn.Module, width: int, derived: dict[str, Any] | None = None) -> Box:

@@ -205,15 +205,15 @@ def _random_batch(model: Model | Towers, rows: int, length: int) -> tuple[Tensor
     """Return random input for both sides, no longer than their maximum length."""
     device = next(model.parameters()).device
     if isinstance(model, Towers):
-        image, text = (tower.embed.draw(rows, length).to(device) for tower in model.towers.values())
+        image, text = (tower.embed.random_input(rows, length).to(device) for tower in model.towers.values())
         return image, text
     if model.limit is not None:
         length = min(length, model.limit)
-    tokens = model.embed.draw(rows, length).to(device)
+    tokens = model.embed.random_input(rows, length).to(device)
     if model.source_embed is None:
         return tokens, None
     reach = length if model.source_limit is None else min(length, model.source_limit)
-    return tokens, model.source_embed.draw(rows, reach).to(device)
+    return tokens, model.source_embed.random_input(rows, reach).to(device)
 
 
 def _loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:

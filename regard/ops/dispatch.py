@@ -1,4 +1,4 @@
-"""Which code runs: torch's operations or regard's own kernels. This is the one place that decides, and it can say why.
+"""Chooses between torch's operations and regard's own kernels, in this one place, and can explain the choice.
 
 An op asks `kernels_for(tensors)`, or `inference_kernels(tensors)` where it has no backward pass. A part that hands the
 weights of its submodules to an op asks first whether they are `plain_linears`, so that hooks and replacements count.
@@ -18,10 +18,10 @@ from regard.native import private
 from regard.native.build import KINDS, Kernels, load_kernels, why_unavailable
 from regard.native.private import GLOBAL_HOOKS, HOOKS
 
-FEW_ROWS = 24  # up to which a product is spent on reading the weights, so that every core should read its share
+FEW_ROWS = 24  # up to which a matrix product is bound by reading the weights, which all cores should share
 FEW_QUERIES = 8  # up to which the attention kernel for decoding is faster than torch's
 LEAST_WORK, NARROW = 1 << 21, 256  # multiplications from which, and channels up to which, our products are faster
-PACKED_WEIGHTS = 1 << 20  # of a linear map, up to which a decoding session holds them a second time, packed
+PACKED_WEIGHTS = 1 << 20  # up to which a decoding session also keeps a packed copy of a linear layer
 
 
 class _Switch(threading.local):
@@ -42,7 +42,7 @@ def disabled() -> Iterator[None]:
 
 
 def refusal(first: Tensor, *others: Tensor | None) -> str:
-    """Return why the kernels do not take these tensors, whether they learn or not; an empty string where they do."""
+    """Return why the kernels do not take these tensors, with or without gradients; an empty string where they do."""
     dtype = first.dtype
     if dtype not in KINDS:
         return f"the kernels compute in float32 and float64, not in {str(dtype).removeprefix('torch.')}"
@@ -61,12 +61,12 @@ def refusal(first: Tensor, *others: Tensor | None) -> str:
 
 
 def kernels_for(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """Return the kernels if they can take these tensors, whether these learn or not."""
+    """Return the kernels if they can take these tensors, with or without gradients."""
     return None if refusal(first, *others) else load_kernels()
 
 
 def inference_kernels(first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """Return the kernels if they can take these tensors and there is nothing to learn from them."""
+    """Return the kernels if they can take these tensors and no gradients are needed."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (first, *others)):
         return None
     return kernels_for(first, *others)
@@ -80,8 +80,8 @@ def explain(first: Tensor, *others: Tensor | None) -> str:
 
 
 def is_product_faster(kernels: Kernels, rows: int, weight: Tensor) -> bool:
-    """Return whether our matrix product is faster than torch's for so many rows: narrow ones, which torch spends too
-    long on packing, on CPUs that its library was not tuned for."""
+    """Return whether our matrix product is faster than torch's for so many rows: for narrow weights, which torch spends
+    too long on packing, on CPUs that its library was not tuned for."""
     return kernels.multiplies and rows * weight.numel() >= LEAST_WORK and min(weight.shape) <= NARROW
 
 
@@ -100,19 +100,19 @@ def hooked(module: nn.Module) -> bool:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Return the same for this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a
-    `forward` that is marked as one that only watches."""
+    """Return whether this very module has hooks or a replaced `forward`. Global hooks, such as a profiler's, and a
+    `forward` with `only_watches` do not count."""
     own = vars(module)
     return any(own[name] for name in HOOKS) or is_replaced(own, "forward")
 
 
 def touched(module: nn.Module) -> bool:
-    """Return whether its step is anything else than its class's `step`."""
+    """Return whether its step does anything besides its class's `step`."""
     return hooked(module) or is_replaced(vars(module), "step")
 
 
 def inside_touched(module: nn.Module) -> bool:
-    """Return whether that is so for any module inside it."""
+    """Return whether any module inside it is `touched`."""
     return any(touched(child) or inside_touched(child) for child in module._modules.values() if child is not None)
 
 
@@ -122,7 +122,7 @@ def is_replaced(own: dict[str, Any], method: str) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether it is a linear map and nothing more: not hooked, pruned or parametrized."""
+    """Return whether it is a plain nn.Linear: not hooked, pruned or parametrized."""
     return type(module) is nn.Linear and module._parameters.get("weight") is not None and not hooked(module)
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Norm, Pass, UserError, part, restore
-from regard.core.passes import exchange
+from regard.core.passes import replace_modules
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
@@ -66,7 +66,7 @@ class Bitnet(Pass):
                 return PackedLinear(module.in_features, module.out_features, module.bias is not None, self.norm)
             return BitLinear.from_linear(module, self.norm)
 
-        if not exchange(model, change):
+        if not replace_modules(model, change):
             raise UserError("there is no linear layer to replace: check the names in 'keep'")
         if self.packed:
             model.to(DTYPES[self.rest])
@@ -221,7 +221,9 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
         raise UserError(f"the model in {short(run)} is packed already")
     changed = {**table, "packed": True, "rest": rest}
     Bitnet(**{key: value for key, value in changed.items() if key != "part"})  # refuses invalid arguments
-    exchange(model, lambda _, module: PackedLinear.from_bit_linear(module) if isinstance(module, BitLinear) else None)
+    replace_modules(
+        model, lambda _, module: PackedLinear.from_bit_linear(module) if isinstance(module, BitLinear) else None
+    )
     model.to(DTYPES[rest])
     model.recipe["model"]["passes"] = [changed if one in ("bitnet", table) else one for one in passes]  # type: ignore
     save_beside(model, run, out)

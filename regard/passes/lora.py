@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Dropout, Pass, UserError, restore
-from regard.core.passes import exchange
+from regard.core.passes import replace_modules
 from regard.errors import short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
@@ -68,7 +68,7 @@ class Lora(Pass):
                 return None
             return LoraLinear.from_linear(module, self.rank, self.alpha, self.dropout)
 
-        if not exchange(model, change):
+        if not replace_modules(model, change):
             raise UserError(f"there is no linear layer to adapt: on = {self.on!r} matches none")
         adapters = {id(p) for m in model.modules() if isinstance(m, LoraLinear) for p in (m.down, m.up)}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -109,7 +109,7 @@ class LoraLinear(nn.Linear):
 
 def merge(model: nn.Module) -> nn.Module:
     """Merge all adapters into their linear layers, in place, and unfreeze all parameters."""
-    if not exchange(model, lambda _, module: module.merged() if isinstance(module, LoraLinear) else None):
+    if not replace_modules(model, lambda _, module: module.merged() if isinstance(module, LoraLinear) else None):
         raise UserError("this model has no adapters (the pass 'lora'), so there is nothing to merge")
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 
 from regard.core import Model, UserError, build, restore, save
-from regard.core.recipe import must_match
+from regard.core.recipe import check_weights_size
 from regard.data.layout import Layout
 from regard.data.tokenizer import Marks, Tokenizer
 from regard.errors import in_one_line, short
@@ -116,7 +116,7 @@ def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
     if path is None:
         why = f" ({complaints[0]})" if complaints else ""
         raise UserError(f"{short(folder)} holds no model yet, neither a finished one nor a whole checkpoint{why}")
-    must_match(folder / "recipe.toml", path / checkpoint.MODEL)
+    check_weights_size(folder / "recipe.toml", path / checkpoint.MODEL)
     model = build(folder / "recipe.toml")
     checkpoint.read(path, model)
     note = f"this run is not finished: this is the model of step {checkpoint.step_of(path):,}"

@@ -92,13 +92,13 @@ class Pairer:
             raise UserError("which texts? Say --text for everything that a picture may show")
         texts = self.embed(self.text, config.truncate)
         yield from likeliest(
-            files, self.text, lambda some: self.model.compare(self._see(some), texts), config.num_return, tick
+            files, self.text, lambda some: self.model.similarity(self._see(some), texts), config.num_return, tick
         )
 
     @torch.no_grad()
     def match(self, files: Iterable[str | Path], texts: Sequence[str], cut: bool = False) -> Tensor:
         """(pictures, texts) how likely each text is for a picture, among these texts."""
-        return self.model.compare(self.vectors(files), self.embed(texts, cut)).softmax(-1).cpu()
+        return self.model.similarity(self.vectors(files), self.embed(texts, cut)).softmax(-1).cpu()
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, dim) of length one."""
@@ -113,7 +113,7 @@ class Pairer:
         if isinstance(texts, str) or not texts:
             raise UserError("texts come in a list of one at least")
         tokens, valid = pad_rows(self.code(texts, cut), self.source.pad)
-        return self.model.read(tokens.to(self.device), valid.to(self.device))
+        return self.model.encode_texts(tokens.to(self.device), valid.to(self.device))
 
     def code(self, texts: Sequence[str], cut: bool) -> list[list[int]]:
         """Texts as tokens with their marks, none longer than the model takes: such a one is cut, or refused."""
@@ -130,7 +130,7 @@ class Pairer:
 
     @torch.no_grad()
     def _see(self, files: list[str | Path]) -> Tensor:
-        return self.model.see(self.lens.look(files).to(self.device))
+        return self.model.encode_images(self.lens.look(files).to(self.device))
 
     def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
         yield self.predict([file], config)[0][0].text

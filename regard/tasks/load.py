@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.core import UserError
 from regard.decode import Ensemble
-from regard.decode.int8 import quantise
+from regard.decode.int8 import quantize
 from regard.errors import short
 from regard.runs.folder import read
 from regard.schema import takes
@@ -28,7 +28,7 @@ def load(
     loaded = [_load(one, device) for one in folders]
     if int8:
         for one in loaded:
-            quantise(one.model)
+            quantize(one.model)
     return loaded[0] if len(loaded) == 1 else _together(loaded)
 
 

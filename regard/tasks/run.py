@@ -21,11 +21,11 @@ from regard.core import Model, UserError, select
 from regard.data.batches import pad_rows
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, Request, search, stream
-from regard.decode.align import looks
-from regard.decode.config import SAMPLED, sampling
-from regard.decode.rules import as_one, never, together
-from regard.decode.shortlist import FILE, Fewer, Shortlist
-from regard.decode.workers import at_once
+from regard.decode.align import cross_attention
+from regard.decode.config import DEFAULT_SAMPLING, sampling
+from regard.decode.rules import compose, merge_ends, suppress
+from regard.decode.shortlist import FILE, Shortlist, ShortlistedModel
+from regard.decode.workers import run_parallel
 from regard.machine import forks, is_tuned
 from regard.memory import machine_memory, must_fit
 from regard.metrics import BITS
@@ -124,7 +124,7 @@ class Run:
     def config(self) -> DecodeConfig:
         """How its recipe says to decode. Where that is silent: beam search for pairs; a language model samples, since
         greedy texts soon repeat themselves; one from elsewhere is greedy, as its generation_config.json says."""
-        usual = DecodeConfig(beam=4) if self.pairs else DecodeConfig() if self.foreign else SAMPLED
+        usual = DecodeConfig(beam=4) if self.pairs else DecodeConfig() if self.foreign else DEFAULT_SAMPLING
         return DecodeConfig.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
 
     @cached_property
@@ -194,7 +194,7 @@ class Run:
             workers = (
                 1 if attention else self._workers(len(some) * config.beam)
             )  # to see where it looks, one watches it
-            for rows, told in at_once(self._batches(coded, config, workers), work, workers, forks(self.device)):
+            for rows, told in run_parallel(self._batches(coded, config, workers), work, workers, forks(self.device)):
                 for row, answers in zip(rows, told, strict=True):
                     found[row] = answers
                 tick(len(rows))
@@ -265,8 +265,8 @@ class Run:
             prefix, prefix_valid = self._padded(rows, self.target.pad)
             memory = None
         most = torch.tensor([self._most(one, config) for one in coded], device=self.device)
-        rules = [as_one(self.target.end, self.target.ends)] if self.target.ends else []
-        rule = together([*rules, *([never(self.target.never)] if self.target.never else [])])
+        rules = [merge_ends(self.target.end, self.target.ends)] if self.target.ends else []
+        rule = compose([*rules, *([suppress(self.target.never)] if self.target.never else [])])
         ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
         return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
 
@@ -337,8 +337,8 @@ class Run:
         """Among the tokens that go with those of the sources."""
         ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
         always = torch.tensor([*self.opening, self.target.end], device=self.device)
-        few = Fewer(self.model, torch.cat((self.shortlist.tokens_for(ids), always)).unique())
-        return few.told(search(few, few.asked(request), config, self._seeds(coded, config)))
+        few = ShortlistedModel(self.model, torch.cat((self.shortlist.tokens_for(ids), always)).unique())
+        return few.to_vocab_ids(search(few, few.to_shortlist_ids(request), config, self._seeds(coded, config)))
 
     @cached_property
     def shortlist(self) -> Shortlist:
@@ -369,7 +369,7 @@ class Run:
         given = [answer for answers in found for answer in answers]
         tokens, valid = self._padded([[*self.opening, *answer.tokens] for answer in given], self.target.pad)
         memory = select(request.memory, torch.tensor(asked, device=self.device))
-        looked = looks(self.model, tokens, valid, memory).cpu()
+        looked = cross_attention(self.model, tokens, valid, memory).cpu()
         for row, answer, weights in zip(asked, given, looked, strict=True):
             source = self.source.tokens(coded[row].ids)
             target = self.target.tokens([*answer.tokens, *([self.target.end] if answer.ended else [])])

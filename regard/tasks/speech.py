@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypedDict
 
 from regard.core import UserError
 from regard.data.tokenizer import Tokenizer
-from regard.decode.result import Rule
-from regard.decode.rules import never, not_first, times, together
+from regard.decode.result import LogitsProcessor
+from regard.decode.rules import compose, suppress, suppress_at_begin, timestamps
 from regard.errors import nearest
 from regard.files.reading import Natural, must_be, read_json
 from regard.runs.folder import about
@@ -93,14 +93,14 @@ class Speech(NamedTuple):
         if task != TASKS[0] and task not in self.tasks:
             raise UserError("this model only transcribes: it was not made to translate")
 
-    def rule(self, timed: bool) -> Rule | None:
-        rules = [not_first(self.not_first)] if self.not_first else []
-        rules += [never(self.never)] if self.never else []
+    def rule(self, timed: bool) -> LogitsProcessor | None:
+        rules = [suppress_at_begin(self.not_first)] if self.not_first else []
+        rules += [suppress(self.never)] if self.never else []
         if timed:
             assert self.plain is not None
             assert self.zero is not None
-            rules += [never([self.plain]), times(self.zero, self.end, self.latest)]
-        return together(rules)
+            rules += [suppress([self.plain]), timestamps(self.zero, self.end, self.latest)]
+        return compose(rules)
 
 
 def _told(folder: Path | None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Gradients:
         self.made.clear()
         self._at = {parameter.data_ptr(): index for index, parameter in enumerate(self.parameters)}
 
-    def room(self, weight: Tensor) -> Tensor | None:
+    def buffer(self, weight: Tensor) -> Tensor | None:
         """Where the gradient of a weight is added up; it is there from now on."""
         index = self._at.get(weight.data_ptr())
         if index is None or self.rooms[index].shape != weight.shape:

@@ -59,7 +59,7 @@ class Learner:
         self.ema = ExponentialMovingAverage(self.optimizer.parameters, settings.ema)
         for module in model.modules():
             if isinstance(module, Stack):
-                module.recompute = settings.gradient_checkpointing
+                module.gradient_checkpointing = settings.gradient_checkpointing
         self.casts = settings.precision == "bfloat16" and has_bfloat16(self.device)
         taps = [name for name, module in model.named_modules() if isinstance(module, Tap)]
         self._asks_more = any(name.rpartition(".")[2] == "loss" for name in taps)

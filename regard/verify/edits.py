@@ -101,7 +101,7 @@ def load_by_assignment(model: Model) -> None:
 def replace_norms(model: Model) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, Norm) and not child.idle:
+            if isinstance(child, Norm) and not child.is_identity:
                 new = copy.deepcopy(child)
                 with torch.no_grad():
                     for parameter in new.parameters():
@@ -112,7 +112,7 @@ def replace_norms(model: Model) -> None:
 def replace_norms_by_none(model: Model) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, Norm) and not child.idle:
+            if isinstance(child, Norm) and not child.is_identity:
                 setattr(parent, name, part(Norm, "none"))
 
 
@@ -121,7 +121,7 @@ def replace_positions(model: Model) -> None:
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
         position = getattr(mixer, "position", None)
         if isinstance(position, Position) and name_of(mixer) == "attention" and getattr(mixer, "over", "") == "self":
-            if position.acts("bias") or position.asks:
+            if position.acts("bias") or position.needs_query:
                 continue
             new = part(Position, "alibi", width=mixer.width, heads=mixer.heads, dim=mixer.dim)  # type: ignore[arg-type]
             mixer.position = new.double()

@@ -43,12 +43,12 @@ from regard.core import (
     State,
     Towers,
     UserError,
-    apart,
     join,
+    models_in,
     select,
     state_bytes,
 )
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.decode.session import Session
 from regard.ops.dispatch import disabled
 
@@ -88,7 +88,7 @@ class Subject:
 
     def inputs(self, batch: int, time: int) -> Tensor:
         if self.is_model:
-            return self.module.embed.draw(batch, time)  # type: ignore[operator,union-attr]
+            return self.module.embed.random_input(batch, time)  # type: ignore[operator,union-attr]
         return torch.randn(batch, time, self.module.width, dtype=torch.float64)  # type: ignore[arg-type]
 
     def memory(self, batch: int) -> Memory | None:
@@ -99,10 +99,10 @@ class Subject:
         if not self.is_model:
             width = getattr(self.module, "memory_width", self.module.width)
             x = torch.randn(batch, self.source, width, dtype=torch.float64)  # type: ignore[arg-type]
-            return Memory(x, valid, views=(x,))
+            return Memory(x, valid, layer_outputs=(x,))
         if self.module.encoder is None:  # type: ignore[union-attr]
             return None
-        source = self.module.source_embed.draw(batch, self.source)  # type: ignore[operator,union-attr]
+        source = self.module.source_embed.random_input(batch, self.source)  # type: ignore[operator,union-attr]
         return self.module.encode(source, valid)  # type: ignore[operator,union-attr]
 
     def forward(self, x: Tensor, valid: Tensor | None, memory: Memory | None) -> Tensor:
@@ -325,7 +325,7 @@ def drops(subject: Subject, batch: int = 2) -> Finding:
                 torch.manual_seed(seed)
                 with torch.no_grad():
                     _, state = subject.step(x[:, :4], subject.start(batch, 6, memory), None)
-                    state = State.of_new_buffers(state.lengths, each(state.layers, torch.zeros_like))
+                    state = State.of_new_buffers(state.lengths, map_tensors(state.layers, torch.zeros_like))
                     outputs.append(subject.step(x[:, 4:5], state, None)[0])
             found.append(max_difference(*outputs))
     finally:
@@ -595,6 +595,6 @@ def check(module: Mixer | Model | Towers, seed: int = 0, without: Collection[str
 
 def subjects(module: Mixer | Model | Towers) -> Iterator[tuple[Subject, dict[str, Callable[[Subject], Finding]]]]:
     """Yield each subject of a module and its laws by name. Each of two towers is a subject by itself."""
-    for side, one in {"": module}.items() if isinstance(module, Mixer) else apart(module).items():
+    for side, one in {"": module}.items() if isinstance(module, Mixer) else models_in(module).items():
         subject = Subject(one)
         yield subject, {f"{side} {name}".strip(): law for name, law in laws_for(subject).items()}

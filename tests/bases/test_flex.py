@@ -99,7 +99,7 @@ def test_says_what_it_cannot_do():
     odd = Odd()
     with pytest.raises(UserError, match="which does not go by distance alone"):
         run(case.q, odd)
-    odd.asks = True
+    odd.needs_query = True
     with pytest.raises(UserError, match="which asks the query"):
         run(case.q, odd)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.bases import Attend, AttentionMask, blocks, dense, layout, reference
 from regard.core import Pattern, Position, Score, Tap, UserError, part
-from regard.ops.join import join
+from regard.ops.join import merge
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.patterns.segment import Segment
 
@@ -46,7 +46,7 @@ class Slope(Position):
 class Asking(Position):
     """Adds what a learned map of the query says about the place of the key, and a part that nobody learns."""
 
-    asks = True
+    needs_query = True
 
     def __init__(self, dim: int):
         super().__init__()
@@ -329,14 +329,14 @@ def test_joined_parts(learned):
     sees.append(case.see._replace(pattern=part(Pattern, "causal & ~everything")))
     tensors = [t.requires_grad_() for t in (case.q, case.k, case.v)]
     parts = [blocks.partly(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
-    y = join(parts, learned).y
+    y = merge(parts, learned).y
     counts = sum(see.pattern.mask(37)[0].double() for see in sees)
     want = (case.q @ case.k.mT + counts.log()).softmax(-1) @ case.v
     assert torch.allclose(y, want, rtol=1e-10, atol=1e-11)
     ours, theirs = (torch.autograd.grad(out.sin().sum(), tensors) for out in (y, want))
     same = [torch.allclose(one, two, rtol=1e-9, atol=1e-10) for one, two in zip(ours, theirs, strict=True)]
     assert same == [learned, learned, True]  # values are read alike, whatever the shares learn
-    assert not join(parts[2:] * 2).y.any()
+    assert not merge(parts[2:] * 2).y.any()
 
 
 def test_exchanged_weights_are_refused():

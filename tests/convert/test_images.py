@@ -103,9 +103,9 @@ def test_clip(name):
     tokens = tokens.masked_fill(~valid, 37 if name == "plain" else 1)  # padded with the end itself, as OpenAI does
     given = images(pair.theirs.config.vision_config)
     want = pair.theirs(tokens, given, valid.long(), return_loss=False)
-    near(pair.ours.see(given), want.image_embeds, "images")
-    near(pair.ours.read(tokens, valid), want.text_embeds, "texts")
-    near(pair.ours.read(tokens), want.text_embeds, "texts, ended by the end token alone")
+    near(pair.ours.encode_images(given), want.image_embeds, "images")
+    near(pair.ours.encode_texts(tokens, valid), want.text_embeds, "texts")
+    near(pair.ours.encode_texts(tokens), want.text_embeds, "texts, ended by the end token alone")
     agree(pair, [pair.ours(given, tokens, valid)], [want.logits_per_image], limit=2e-5)
 
 
@@ -113,7 +113,7 @@ def test_clip_reads_a_text_without_an_end_as_they_do():
     pair = twins(CLIPModel(CLIPConfig(text_config=TEXT, vision_config=VISION)))
     tokens = torch.randint(3, 36, (2, 6), generator=torch.Generator().manual_seed(3))
     want = torch.nn.functional.normalize(pair.theirs.get_text_features(tokens).pooler_output, dim=-1)
-    near(pair.ours.read(tokens), want)
+    near(pair.ours.encode_texts(tokens), want)
 
 
 def test_clip_with_each_table_twice():

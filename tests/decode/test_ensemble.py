@@ -68,7 +68,7 @@ def test_a_model_with_itself_is_itself():
     model = MODELS["transformer"]
     team = Ensemble([model, model])
     request = asked(team)
-    alone = greedy(model, request._replace(memory=request.memory.each[0]))
+    alone = greedy(model, request._replace(memory=request.memory.per_model[0]))
     same([[one] for one in greedy(team, request)], [[one] for one in alone])
 
 
@@ -84,7 +84,7 @@ def test_models_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="of one kind"):
         Ensemble([MODELS["transformer"], MODELS["rwkv4"]])
     other = regard.build("transformer", "tiny", VOCAB + 1)
-    with pytest.raises(UserError, match="same tokens"):
+    with pytest.raises(UserError, match="same vocabulary"):
         Ensemble([MODELS["transformer"], other])
     with pytest.raises(UserError, match="at least one"):
         Ensemble([])

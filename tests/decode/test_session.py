@@ -25,7 +25,7 @@ def near(found, wanted):
 def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3, fused=True):
     """Scores, and how many branches each call of a kernel took."""
     torch.manual_seed(2)
-    given = model.draw(rows, steps)
+    given = model.random_inputs(rows, steps)
     tokens, calls, scores, run = given.pop("tokens"), [], [], decode.Program.run
 
     def counted(own, *more):

@@ -38,9 +38,9 @@ def written(name: str, length: int) -> int:
     lengthen(table["model"])
     torch.manual_seed(0)
     model = build(table)
-    model(model.embed.draw(1, length))  # what a pattern of that length lets see is found once
+    model(model.embed.random_input(1, length))  # what a pattern of that length lets see is found once
     with Written() as all_of_them, losses(model) as more:
-        (model(model.embed.draw(1, length)).square().mean() + more()).backward()
+        (model(model.embed.random_input(1, length)).square().mean() + more()).backward()
     return all_of_them.count
 
 

@@ -66,23 +66,23 @@ class TestHeads:
 class TestEmbeds:
     def test_shape(self, name, index):
         embed = make(Embed, name, index)
-        x = embed(embed.draw(BATCH, TIME), Context.begin(BATCH, TIME))
+        x = embed(embed.random_input(BATCH, TIME), Context.begin(BATCH, TIME))
         assert x.shape == (BATCH, TIME, WIDTH)
         assert x.dtype == torch.float64
 
     def test_padding_changes_nothing(self, name, index):
         embed = make(Embed, name, index)
-        tokens = embed.draw(BATCH, TIME)
+        tokens = embed.random_input(BATCH, TIME)
         whole = embed(tokens, Context.begin(BATCH, TIME, valid=VALID)).detach()
         mask = VALID.view(BATCH, TIME, *[1] * (tokens.dim() - 2))
-        noisy = torch.where(mask, tokens, embed.draw(BATCH, TIME))
+        noisy = torch.where(mask, tokens, embed.random_input(BATCH, TIME))
         other = embed(noisy, Context.begin(BATCH, TIME, valid=VALID)).detach()
         assert max_difference(other[VALID], whole[VALID]) <= LIMIT
 
     def test_rows_at_different_places(self, name, index):
         """Each row continues from its own position, and gives what it gives in one pass."""
         embed = make(Embed, name, index)
-        tokens = embed.draw(BATCH, TIME)
+        tokens = embed.random_input(BATCH, TIME)
         segments = torch.randint(getattr(embed, "segment_table", torch.ones(1)).shape[0], (BATCH, TIME))
         whole = embed(tokens, Context.begin(BATCH, TIME, segments=segments)).detach()
         past, time = torch.tensor([0, 5, 9, 3]), 4
@@ -93,13 +93,13 @@ class TestEmbeds:
 
     def test_flops(self, name, index):
         embed = make(Embed, name, index)
-        tokens = embed.draw(1, TIME)
+        tokens = embed.random_input(1, TIME)
         assert embed.flops(TIME) == count_flops(embed, lambda: embed(tokens, Context.begin(1, TIME)))
 
 
 def test_segments_are_read():
     embed = part(Embed, {"part": "segments", "types": 3, "norm": "none"}, width=WIDTH, vocab=VOCAB)
-    tokens, segments = embed.draw(2, 5), torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 0]])
+    tokens, segments = embed.random_input(2, 5), torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 0]])
     want = embed.table[tokens] + embed.segment_table[segments]
     assert torch.allclose(embed(tokens, Context.begin(2, 5, segments=segments)), want)
     none = embed(tokens, Context.begin(2, 5))
@@ -204,7 +204,7 @@ def test_bad_recipes(more, message):
 def test_bad_inputs():
     model = transformer("all")
     good = torch.zeros(2, 5, dtype=torch.long)
-    with pytest.raises(UserError, match="tokens reach from 0 to 31, but the table knows 0 to 30"):
+    with pytest.raises(UserError, match="tokens range from 0 to 31, but the table has rows 0 to 30"):
         model(good + torch.tensor([0, 0, 31, 0, 0]), source=good)
     with pytest.raises(UserError, match="tokens must be whole numbers"):
         model(good.float(), source=good)

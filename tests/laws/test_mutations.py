@@ -10,7 +10,7 @@ import regard
 from regard.bases import cache, multihead
 from regard.core import Mixer, Place, hooks, part, state
 from regard.core import context as contexts
-from regard.core.mixer import under
+from regard.core.mixer import pad_and_cat
 from regard.decode import session as sessions
 from regard.decode.session import Session, Snapshot
 from regard.ops import dispatch
@@ -102,7 +102,7 @@ def slot_taken_twice(patch):
 
 def holes_look_real(patch):
     """When batches are joined, the empty slots of the smaller one count as position 0."""
-    patch.setattr(cache, "under", lambda tensors, nothing=0: under(tensors))
+    patch.setattr(cache, "under", lambda tensors, nothing=0: pad_and_cat(tensors))
 
 
 def sources_mixed_up(patch):
@@ -197,7 +197,7 @@ def plans_of_another_model(patch):
 
 def copies_that_forget_what_was_lost(patch):
     """A copy of a state is treated as if it had lost no keys."""
-    patch.setattr(state.Version, "may_have_lost", property(lambda self: not self.is_newest))
+    patch.setattr(state.Version, "may_be_overwritten", property(lambda self: not self.is_newest))
 
 
 def steps_that_hooks_do_not_see(patch):

@@ -193,7 +193,7 @@ def test_what_transformer_xl_says(index):
     q = torch.randn(2, 3, 13, 8, dtype=torch.float64)
     with torch.no_grad():
         at = torch.arange(13)[None, None]
-        said = position.bias(at[..., None], at[:, :, None], position.probe(q))
+        said = position.bias(at[..., None], at[:, :, None], position.bias_query(q))
         for i, j in ((0, 0), (9, 2), (12, 0), (3, 9)):
             far = i - j if given.get("bidirectional", True) else max(i - j, 0)
             far = max(min(far, given.get("clip", 99)), -given.get("clip", 99))

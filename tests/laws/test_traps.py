@@ -18,7 +18,7 @@ def make(name: str, index: int) -> Mixer:
 
 def memory_for(batch: int, dtype: torch.dtype) -> Memory:
     x = torch.randn(batch, 7, 24).to(dtype)
-    return Memory(x, torch.arange(7)[None] < torch.tensor([7, 4, 1][:batch])[:, None], views=(x,))
+    return Memory(x, torch.arange(7)[None] < torch.tensor([7, 4, 1][:batch])[:, None], layer_outputs=(x,))
 
 
 def run(mixer: Mixer, x: torch.Tensor, valid: torch.Tensor | None, memory: Memory) -> torch.Tensor:

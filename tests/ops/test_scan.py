@@ -5,7 +5,7 @@ import torch
 
 from regard.bases.shift import after
 from regard.core import Context
-from regard.ops.scan import peaks, scan
+from regard.ops.scan import max_scan, scan
 
 
 def inputs(time):
@@ -38,7 +38,7 @@ def test_peaks(time):
     for t in range(time):
         top = torch.maximum(top + fall[:, t], x[:, t])
         want.append(top)
-    found = peaks(fall, x, torch.full((2, 3), float("-inf")))
+    found = max_scan(fall, x, torch.full((2, 3), float("-inf")))
     assert torch.allclose(found, torch.stack(want, 1), rtol=0, atol=1e-5)
 
 

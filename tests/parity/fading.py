@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core import Context, Model, Stack, build, watch
 from regard.ops.delta import delta
-from regard.ops.fading import Summary, fade
+from regard.ops.fading import Summary, gated_linear_attention
 from regard.parts.mixers.linear import Linear
 from regard.parts.mixers.retention import Retention
 from regard.verify.golden import Golden, in_steps
@@ -168,21 +168,21 @@ def scaled(golden: Golden, q: Tensor) -> Tensor:
 
 def gla(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["gk"], state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["gk"], state)
 
     return recurrence(golden, ("q", "k", "v", "gk"), run)
 
 
 def simple_gla(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["g"][..., None], state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["g"][..., None], state)
 
     return recurrence(golden, ("q", "k", "v", "g"), run, ("out", "chunk", "parallel"))
 
 
 def rwkv6(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["w"], state, bonus=golden.input("u"))
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["w"], state, bonus=golden.input("u"))
 
     return recurrence(golden, ("q", "k", "v", "w"), run)
 
@@ -200,7 +200,7 @@ def retention(golden: Golden) -> list[Finding]:
     logs = torch.tensor(Retention(2 * heads, heads).log_decay)[:, None, None]
 
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], logs, state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], logs, state)
 
     return recurrence(golden, ("q", "k", "v"), run)
 
@@ -211,7 +211,7 @@ def linear_attn(golden: Golden) -> list[Finding]:
     q, k, v = (golden.input(n).transpose(1, 2) if turned else golden.input(n) for n in "qkv")
     heads = k.shape[1]
     mixer = Linear(heads, heads, k.shape[-1], v.shape[-1], feature="identity", eps=1e-10)
-    plain, _ = fade(scaled(golden, q), k, v)
+    plain, _ = gated_linear_attention(scaled(golden, q), k, v)
     normal, _ = mixer.attend_past(scaled(golden, q), k, v, None, None)
     found = {"out": plain, "out_normalized": normal}
     findings = golden.compare({name: y.transpose(1, 2) if turned else y for name, y in found.items()})

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Mixer, Model, Position, build, watch
-from regard.ops.rotary import turn
+from regard.ops.rotary import rotate
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
 from regard.parts.mixers.involution import Involution, apply_kernels, square_windows
@@ -38,7 +38,7 @@ class Places(Position):
         angle = at[:, None, :, None].to(q.dtype) * (self.rates.detach() if self.remembered else self.rates)
         self.remembered = True
         turned = 2 * len(self.rates)
-        return torch.cat((turn(q[..., :turned], angle.cos(), angle.sin(), "interleaved"), q[..., turned:]), -1)
+        return torch.cat((rotate(q[..., :turned], angle.cos(), angle.sin(), "interleaved"), q[..., turned:]), -1)
 
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self.query(k, at)

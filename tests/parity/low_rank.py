@@ -113,9 +113,9 @@ def rounded(mixer: Lsh, lowest: float) -> Callable[[str, Tensor], Tensor]:
         order = lsh.sort(told[-1], lengths, mixer.rule)
         times = []
         for number in range(mixer.rounds):
-            keys = lsh.beside(order, number, lengths, mixer.rule)
+            keys = lsh.neighbor_keys(order, number, lengths, mixer.rule)
             met = (order.at[:, :, number][..., None] == keys[..., None, :]).sum(-1)
-            times.append(lsh.pick(met.flatten(2), order.place[:, :, number]))
+            times.append(lsh.gather(met.flatten(2), order.place[:, :, number]))
         often = torch.stack(times).float()  # (rounds, batch, heads, time)
         score = lowest + often.log()
         total = (often * torch.exp(lowest - score) * torch.exp(score - score.logsumexp(0))).sum(0)

@@ -157,7 +157,7 @@ def test_both_adds_and_turns():
     assert torch.equal(both.query(q, at), alone[0].query(q, at))
     places = at[:, None, :, None], at[:, None, None, :]
     assert torch.equal(both.bias(*places, q), alone[1].bias(*places, q))
-    assert [both.acts(place) for place in ("query", "key", "bias", "read")] == [True, True, True, False]
+    assert [both.acts(place) for place in ("query", "key", "bias", "output_bias")] == [True, True, True, False]
     assert both.relative
 
 

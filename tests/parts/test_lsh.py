@@ -106,7 +106,7 @@ def test_few_comparisons_at_once_change_nothing(monkeypatch):
     mixer, x = make(), inputs()
     state = mixer.start(Context.begin(2, 0), TIME)
     want, _ = mixer.step(x, mixer.start(Context.begin(2, 0), TIME), Context.after(torch.zeros(2).long(), TIME))
-    monkeypatch.setattr(lsh, "AT_ONCE", 1)
+    monkeypatch.setattr(lsh, "MAX_COMPARISONS", 1)
     assert laws.max_difference(mixer.step(x, state, Context.after(torch.zeros(2).long(), TIME))[0], want) < 1e-12
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Context, Mixer, UserError, part, state_bytes
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.parts.mixers.delta import Delta
 from regard.parts.mixers.gated_linear import GatedLinear
 from regard.parts.mixers.linear import Linear
@@ -167,7 +167,7 @@ def test_rows_without_anything(name):
 
 def each_row(state, row: int) -> list[Tensor]:
     found: list[Tensor] = []
-    each(state, lambda t: found.append(t[row]) or t)
+    map_tensors(state, lambda t: found.append(t[row]) or t)
     return found
 
 

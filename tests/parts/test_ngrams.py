@@ -67,7 +67,7 @@ def test_sizes_are_checked(sets, words):
 
 
 def test_tokens_out_of_range_are_named():
-    with pytest.raises(UserError, match="tokens reach from 3 to 61, but the table knows 0 to 60"):
+    with pytest.raises(UserError, match="tokens range from 3 to 61, but the table has rows 0 to 60"):
         embed()(torch.tensor([[3, 61]]), Context.begin(1, 2))
 
 

@@ -102,7 +102,7 @@ def test_redraw_and_recomputed_layers():
     for recompute in (False, True):
         torch.manual_seed(0)
         stack = Stack(WIDTH, 2, {"mixer": {"part": "performer", "redraw": 1}}, heads=HEADS).double()
-        stack.recompute = recompute
+        stack.gradient_checkpointing = recompute
         for _ in range(3):
             stack.zero_grad()
             x = torch.randn(2, 5, WIDTH, dtype=torch.float64)

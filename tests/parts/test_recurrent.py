@@ -71,13 +71,13 @@ def test_decoder_begins_with_the_encoders_last_states():
     bottom, top = {"part": "lstm", "hidden": 3, "both": True}, {"part": "lstm", "hidden": 3, "layers": 2, "both": True}
     model = seq2seq([bottom, top], {"part": "lstm", "hidden": 6, "layers": 3, "begin": "memory"})
     memory = model.encode(torch.randint(31, (2, 5)))
-    assert [last.hidden.shape for last in memory.finals] == [(2, 1, 6), (2, 2, 6)]
+    assert [last.hidden.shape for last in memory.final_states] == [(2, 1, 6), (2, 2, 6)]
     (state,) = model.start(2, 4, memory=memory).layers[0]
-    for ours, pieces in zip(state, zip(*memory.finals, strict=True), strict=True):
+    for ours, pieces in zip(state, zip(*memory.final_states, strict=True), strict=True):
         assert torch.equal(ours, torch.cat(pieces, 1))
     short = mixer({"part": "gru", "hidden": 6, "layers": 2, "begin": "memory"})
     first = short.start(Context.begin(2, 0, memory=memory), 4)
-    assert torch.equal(first.hidden, memory.finals[1].hidden)  # the top two of three
+    assert torch.equal(first.hidden, memory.final_states[1].hidden)  # the top two of three
     assert first.cell is None
 
 
@@ -132,7 +132,7 @@ def test_bahdanau_wants_the_recurrent_mixer_last():
     model = seq2seq([{"part": "gru", "hidden": 4}, {"part": "gru", "hidden": 9}], {"part": "bahdanau"})
     memory = model.encode(torch.randint(31, (2, 5)))
     with pytest.raises(UserError, match="last state has width 4 and its output 9"):
-        model(torch.randint(31, (2, 3)), memory=memory._replace(finals=memory.finals[:1]))
+        model(torch.randint(31, (2, 3)), memory=memory._replace(final_states=memory.final_states[:1]))
 
 
 DECODERS = [
@@ -189,7 +189,7 @@ def test_a_watcher_may_replace_the_weights(spec):
 
     def run(memory):
         finals = (Last(torch.ones(2, 1, 10), None),)
-        return ours(x, Context.begin(2, 4, memory=Memory(memory, finals=finals)))
+        return ours(x, Context.begin(2, 4, memory=Memory(memory, final_states=finals)))
 
     other = torch.cat((torch.randn(2, 1, 10), source[:, 1:2], torch.randn(2, 4, 10)), 1)
     assert not torch.allclose(run(source), run(other))

@@ -45,15 +45,15 @@ def test_views_are_what_the_encoder_gives_when_it_ends_there(norm):
     source = torch.randint(17, (2, 11))
     with torch.no_grad(), watch(model, "encoder.layers.*.out") as seen:
         memory = model.encode(source)
-    assert torch.equal(memory.views[-1], memory.x)
-    for index, found in enumerate(memory.views):
+    assert torch.equal(memory.layer_outputs[-1], memory.x)
+    for index, found in enumerate(memory.layer_outputs):
         raw = seen[f"encoder.layers.{index}.out"][0]
         assert torch.equal(found, raw if norm == "none" else model.encoder.norm(raw))
 
 
 def test_who_does_not_choose_gets_no_views():
     model = regard.build("transformer", size="tiny", vocab=17)
-    assert model.encode(torch.randint(17, (2, 11))).views == ()
+    assert model.encode(torch.randint(17, (2, 11))).layer_outputs == ()
 
 
 def test_only_the_chosen_layer_matters():

@@ -15,8 +15,8 @@ import regard
 from regard.core import Model, UserError, select, watch
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig, Request, greedy
-from regard.decode.config import SAMPLED
-from regard.decode.sample import Said
+from regard.decode.config import DEFAULT_SAMPLING
+from regard.decode.sample import NewTokens
 from regard.files import recipe
 from regard.runs import checkpoint
 from regard.tasks.load import load
@@ -134,7 +134,7 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
         together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
         assert torch.get_num_threads() == 3
         used = set(log.read_text().splitlines())
-        with pytest.raises(UserError, match="not numbers"):
+        with pytest.raises(UserError, match="logits are NaN"):
             _broken(run).predict(TEXTS * 3, HOW[how])
         assert torch.get_num_threads() == 3
     finally:
@@ -190,8 +190,8 @@ def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
 
 def test_room_for_an_answer_depends_on_the_source(translator):
     coded = [Coded([5] * 4), Coded([5])]
-    assert translator.request(coded, DecodeConfig()).most.tolist() == [28, 22]
-    assert translator.request(coded, DecodeConfig(max_new_tokens=7)).most.tolist() == [7, 7]
+    assert translator.request(coded, DecodeConfig()).max_new_tokens.tolist() == [28, 22]
+    assert translator.request(coded, DecodeConfig(max_new_tokens=7)).max_new_tokens.tolist() == [7, 7]
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_no_alignment_where_there_is_no_source(writer, words):
         writer.predict(["cat"], attention=True)
     layer = 'model.decoder.layer=[{mixer={part="attention"}, feedforward="mlp"}]'
     blind = Run(make("transformer", words, (layer,)), words, words)
-    with pytest.raises(UserError, match="does not look at single places"):
+    with pytest.raises(UserError, match="no attention over single source positions"):
         blind.predict(["cat"], attention=True)
 
 
@@ -324,7 +324,7 @@ def test_no_piece_is_half_a_character(monkeypatch):
 
     def spoken(*_):
         for i in [*ids, tokenizer.end]:
-            yield Said(torch.tensor([0]), torch.tensor([i]), torch.tensor([0.0]))
+            yield NewTokens(torch.tensor([0]), torch.tensor([i]), torch.tensor([0.0]))
 
     monkeypatch.setattr("regard.tasks.run.stream", spoken)
     assert list(run.stream("x")) == ["你", "好", ",", " ", "🙂", "e", "\u0301", "\ufffd"]
@@ -345,7 +345,7 @@ def test_a_prompt_begins_as_texts_did_in_training(documents, wanted):
     assert tokenizer.tokens(run.opening) == [wanted]
     request = run.request(run.code(["ab"], DecodeConfig()), DecodeConfig())
     assert tokenizer.tokens(request.prefix[0]) == [wanted, "a", "b"]
-    assert request.most.tolist() == [200]
+    assert request.max_new_tokens.tolist() == [200]
 
 
 def test_a_running_text_without_line_ends_is_marked(words):
@@ -379,7 +379,7 @@ def test_a_language_model_draws_unless_told_otherwise(words):
     how tokens are chosen counts alone, and a model from elsewhere is asked as its own files say."""
     model = make("transformer-decoder", words)
     run = Run(model, words, words)
-    assert run.config == SAMPLED == DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
+    assert run.config == DEFAULT_SAMPLING == DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
     assert run.predict(["the cat"]) == run.predict(["the cat"])
     assert "".join(run.stream("the cat")) == run.predict(["the cat"])[0][0].text
     assert DecodeConfig.read({"seed": 5, "max_new_tokens": 7}, run.config) == DecodeConfig(

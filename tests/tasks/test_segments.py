@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.core import Pattern, UserError
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.data import Feed
 from regard.data.streams import Streams, in_order
 from regard.evaluate import evaluate
@@ -125,7 +125,7 @@ def test_nothing_is_learned_through_the_memory():
     model, objective = xl(), Segments()
     one, two = list(in_order(TEXT, 2, 7, 3, 0))[:2]
     first = objective(model, one)
-    each(objective.memory.kept, lambda t: pytest.fail("has a gradient") if t.requires_grad else None)
+    map_tensors(objective.memory.kept, lambda t: pytest.fail("has a gradient") if t.requires_grad else None)
     objective(model, two).loss.backward()
     assert float(model.embed.table.grad.abs().sum()) > 0
     first.loss.backward()  # its graph was left alone

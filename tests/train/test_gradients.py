@@ -84,7 +84,7 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
     if known is not None:
         monkeypatch.setattr(known, "multiplies", own)
         monkeypatch.setattr(dispatch, "LEAST_WORK", 1)
-    monkeypatch.setattr(kernel, "ROWS", 16)
+    monkeypatch.setattr(kernel, "MAX_ROWS", 16)
     ours, theirs = Small(bend), Small(bend)
     gradients = Gradients(list(ours.parameters()))
     for step in range(2):

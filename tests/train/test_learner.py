@@ -199,7 +199,7 @@ def test_the_place_is_after_what_was_learned(model, feed):
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_checkpointing_is_passed_on(model, feed, checkpointing):
     learner = Learner(model(), NextToken(), feed(), Settings(gradient_checkpointing=checkpointing))
-    assert learner.model.stack.recompute is checkpointing
+    assert learner.model.stack.gradient_checkpointing is checkpointing
 
 
 def test_nothing_changes_when_the_loss_is_not_finite(model):

@@ -50,7 +50,7 @@ class Adaptive(Embed):
         if len(self.groups) == 1:
             x = look_up(self.table, tokens, "tokens")
             x = F.linear(x, self.maps[0]) if len(self.maps) else x
-            return self.place(x * self.scale, context)
+            return self.add_position(x * self.scale, context)
         low, high = (int(end) for end in tokens.aminmax()) if tokens.numel() else (0, 0)
         if low < 0 or high >= self.vocab:
             raise UserError(f"token ids are from {low} to {high}, but the vocabulary is from 0 to {self.vocab - 1}")
@@ -60,9 +60,9 @@ class Adaptive(Embed):
             own = F.linear(look_up(table, torch.where(inside, tokens - group.begin, 0), "tokens"), projection)
             x = own if x is None else torch.where(inside[..., None], own, x)
         assert x is not None
-        return self.place(x * self.scale, context)
+        return self.add_position(x * self.scale, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))
 
     def flops(self, length: int) -> int:

@@ -39,7 +39,7 @@ class Asking(Embed):
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         x = look_up(self.table, tokens.clamp(min=0), "tokens") * self.scale
-        return self.place(torch.where((tokens < 0)[..., None], self.asked, x), context)
+        return self.add_position(torch.where((tokens < 0)[..., None], self.asked, x), context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

@@ -50,7 +50,7 @@ class Bag(Embed):
         bags = torch.sparse_coo_tensor(indices, self.drop(values), shape, **trusted)
         return torch.sparse.mm(bags, self.table).unflatten(0, (batch, time))
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.rand(batch, time, self.vocab, dtype=self.table.dtype)
 
     def flops(self, length: int) -> int:

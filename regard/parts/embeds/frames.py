@@ -74,9 +74,9 @@ class Frames(Embed):
         x = F.gelu(F.linear(near, self.first.weight.flatten(1), self.first.bias))
         before = (context.positions == 0)[..., None] & (torch.arange(3, device=x.device) == 0)
         x = x.masked_fill(before[..., None], 0.0).mT.flatten(-2)  # the second convolution is zero-padded
-        return self.place(F.gelu(F.linear(x, self.second.weight.flatten(1), self.second.bias)), context)
+        return self.add_position(F.gelu(F.linear(x, self.second.weight.flatten(1), self.second.bias)), context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return self.cut(torch.randn(batch, 2 * time, self.channels, dtype=self.first.weight.dtype))
 
     def flops(self, length: int) -> int:

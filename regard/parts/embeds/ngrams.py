@@ -73,7 +73,7 @@ class Ngrams(Embed):
         for k in range(2, self.n + 1):
             found = look_up(self.ngram_table, self.codes(windows, k), "buckets")  # type: ignore[arg-type]
             x = x + found.masked_fill((windows[..., -k] < 0)[..., None], 0.0)
-        return self.place(x, context)
+        return self.add_position(x, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return self.cut(torch.randint(self.vocab, (batch, time)))

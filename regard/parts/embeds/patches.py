@@ -85,9 +85,9 @@ class Patches(Embed):
         x = self.after(self.into(self.before(tokens, context.valid)), context.valid)
         if self.token is not None:
             x = torch.where((context.positions == 0)[..., None], self.token, x)
-        return self.place(x, context)
+        return self.add_position(x, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randn(batch, time, self.into.in_features, dtype=self.into.weight.dtype)
 
     def flops(self, length: int) -> int:

@@ -46,7 +46,7 @@ class Segments(Embed):
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         segments = torch.zeros_like(tokens) if context.segments is None else context.segments
         x = look_up(self.table, tokens, "tokens") * self.scale + look_up(self.segment_table, segments, "segments")
-        return self.place(x, context)
+        return self.add_position(x, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

@@ -37,9 +37,9 @@ class Vectors(Embed):
                 f"the input must be numbers of shape (batch, time, {self.into.in_features}), "
                 f"not {tokens.dtype} {tuple(tokens.shape)}"
             )
-        return self.place(self.into(tokens), context)
+        return self.add_position(self.into(tokens), context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randn(batch, time, self.into.in_features, dtype=self.into.weight.dtype)
 
     def flops(self, length: int) -> int:

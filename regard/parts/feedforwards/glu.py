@@ -47,7 +47,9 @@ class Glu(Pointwise):
         return self.out(self.norm(self.drop(self.activate(self.gate(x)) * self.into(x)), context.valid))
 
     def fused(self) -> FusedMlp | None:
-        plain = self.activation in FUSED_ACTIVATIONS and self.norm.idle and not (self.training and self.drop.rate)
+        plain = (
+            self.activation in FUSED_ACTIVATIONS and self.norm.is_identity and not (self.training and self.drop.rate)
+        )
         return FusedMlp(self.gate, self.out, self.activation, self.into) if plain else None
 
     def cost(self, length: int, past: int = 0) -> Cost:

@@ -54,7 +54,7 @@ class Mlp(Pointwise):
     def _plain(self) -> bool:
         """Whether there is nothing between the two linear layers but an activation that `ops.mlp` can fuse."""
         drops = self.training and self.drop.rate
-        return self.activation in FUSED_ACTIVATIONS and self.norm.idle and not drops and not inside_touched(self)
+        return self.activation in FUSED_ACTIVATIONS and self.norm.is_identity and not drops and not inside_touched(self)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)

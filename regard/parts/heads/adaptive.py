@@ -71,7 +71,7 @@ class Adaptive(Head):
             table, bias = torch.cat((table, self.of_group)), torch.cat((bias, self.group_bias))
         return F.linear(F.linear(x, self.maps[g].mT) if len(self.maps) else x, table, bias)
 
-    def log_p(self, x: Tensor, context: Context, targets: Tensor) -> Tensor | None:
+    def target_logprobs(self, x: Tensor, context: Context, targets: Tensor) -> Tensor | None:
         if len(self.groups) == 1:
             return None
         asked = targets >= 0

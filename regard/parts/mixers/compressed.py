@@ -187,7 +187,7 @@ class Compressed(MultiHead):
             raise UserError("compressed attention with causal = false needs the whole sequence, so it does not step")
         self._check(context)
         f, begin, rest = self.factor, context.positions[:, :1], state.rest
-        keys, values = (grown(tensor, 1 + (context.last + 1) // f) for tensor in state[:2])
+        keys, values = (grown(tensor, 1 + (context.last_position + 1) // f) for tensor in state[:2])
         slots = keys.shape[1] - 2
         merge_inputs = self.merge_inputs(x)
         if self.first_key is None and bool((begin == 0).any()):
@@ -204,7 +204,7 @@ class Compressed(MultiHead):
             slot = torch.where(number < ended[:, None], 1 + begin // f + number, slots + 1)
             keys, values = write(keys, slot, new_keys), write(values, slot, new_values)
         rest = _gather(joined, context.lengths[:, None] + torch.arange(f - 1, device=x.device))
-        count = max(context.last + self.offset, 0) // f + 1
+        count = max(context.last_position + self.offset, 0) // f + 1
         mask = AttentionMask(self.pattern, context.positions, self._ends(count - 1, x.device))
         y = self.look(x, keys[:, :count], values[:, :count], mask, context.valid)
         return y, Groups(keys, values, rest)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Empty, Growth, Mixer, Norm, UserError, part
 from regard.ops.delta import delta, flops
-from regard.ops.fading import CHUNK, empty, exact, head_dim, split_heads
+from regard.ops.fading import CHUNK, accumulation_dtype, empty_memory, head_dim, split_heads
 
 
 class DeltaState(NamedTuple):
@@ -71,7 +71,7 @@ class Delta(Mixer[DeltaState]):
     def start(self, context: Context, capacity: int) -> DeltaState:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
         near = Empty() if self.near is None else self.near.start(context, capacity)
-        return DeltaState(empty(like, self.dim, self.value_dim), near)
+        return DeltaState(empty_memory(like, self.dim, self.value_dim), near)
 
     def step(self, x: Tensor, state: DeltaState, context: Context) -> tuple[Tensor, DeltaState]:
         qkv, near = self.into(x), state.near
@@ -87,7 +87,7 @@ class Delta(Mixer[DeltaState]):
     def cost(self, length: int, past: int = 0) -> Cost:
         projections = sum(m.weight.numel() for m in (self.into, self.beta, self.out))
         near = Cost(0, 0) if self.near is None else self.near.cost(length, past)
-        kept = self.heads * self.dim * self.value_dim * exact(self.dtype).itemsize
+        kept = self.heads * self.dim * self.value_dim * accumulation_dtype(self.dtype).itemsize
         products = flops(length, self.heads, self.dim, self.value_dim)
         return Cost(2 * length * projections + products + near.flops, kept + near.state)
 

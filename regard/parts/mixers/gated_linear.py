@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, UserError, part
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+)
 
 
 class GatedLinear(Mixer[Summary]):
@@ -57,13 +66,13 @@ class GatedLinear(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.value_dim))
+        return Summary(empty_memory(like, self.dim, self.value_dim))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
         gates = split_heads(self.fade(self.narrow(x)), self.heads)  # (batch, heads, time, dim)
-        decay = F.logsigmoid(gates.to(exact(gates.dtype))) / self.temperature
-        y, matrix = fade(q * self.dim**-0.5, k, v, decay, state.matrix, context.valid)
+        decay = F.logsigmoid(gates.to(accumulation_dtype(gates.dtype))) / self.temperature
+        y, matrix = gated_linear_attention(q * self.dim**-0.5, k, v, decay, state.matrix, context.valid)
         y = self.head_norm(y.transpose(1, 2).to(self.dtype)).flatten(-2)
         return self.out(F.silu(self.gate(x)) * y), Summary(matrix)
 
@@ -71,7 +80,7 @@ class GatedLinear(Mixer[Summary]):
         linears = (self.q, self.k, self.v, self.gate, self.narrow, self.fade, self.out)
         projections = sum(m.weight.numel() for m in linears)
         products = flops(length, self.heads, self.dim, self.value_dim, channels=True)
-        kept = self.heads * self.dim * self.value_dim * exact(self.dtype).itemsize
+        kept = self.heads * self.dim * self.value_dim * accumulation_dtype(self.dtype).itemsize
         return Cost(2 * length * projections + products, kept)
 
     def growth(self) -> Growth:

@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+)
 from regard.schema import name_of
 
 
@@ -44,7 +53,7 @@ class GatedRetention(Mixer[Summary]):
         self.width, self.heads, self.temperature = width, heads, temperature
         self.dim = dim or head_dim(width, heads)
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(
                 f"gated_retention takes a position that rotates queries and keys, not '{name_of(self.position)}'"
             )
@@ -59,21 +68,21 @@ class GatedRetention(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.dim))
+        return Summary(empty_memory(like, self.dim, self.dim))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
         at = context.positions[:1] if context.from_start else context.positions
         q, k = self.position.query(q, at), self.position.key(k, at)
         rate = self.fade(x)
-        decay = F.logsigmoid(rate.to(exact(rate.dtype))) / self.temperature  # (batch, time, heads)
-        y, matrix = fade(q * self.dim**-0.5, k, v, decay.mT[..., None], state.matrix, context.valid)
+        decay = F.logsigmoid(rate.to(accumulation_dtype(rate.dtype))) / self.temperature  # (batch, time, heads)
+        y, matrix = gated_linear_attention(q * self.dim**-0.5, k, v, decay.mT[..., None], state.matrix, context.valid)
         y = self.head_norm(y.transpose(1, 2)).flatten(-2)
         return self.out(F.silu(self.gate(x)) * y), Summary(matrix)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         projections = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.fade, self.out))
-        kept = self.heads * self.dim * self.dim * exact(self.dtype).itemsize
+        kept = self.heads * self.dim * self.dim * accumulation_dtype(self.dtype).itemsize
         return Cost(2 * length * projections + flops(length, self.heads, self.dim, self.dim), kept)
 
     def growth(self) -> Growth:

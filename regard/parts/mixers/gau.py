@@ -98,7 +98,7 @@ class Gau(Mixer[Past]):
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this unit does not step")
-        count = context.last + 1
+        count = context.last_position + 1
         keys, stored = grown(state.keys, count), grown(state.values, count)
         last_slot = keys.shape[1] - 1
         at = context.positions
@@ -115,7 +115,9 @@ class Gau(Mixer[Past]):
         values, gates, (q, k) = self.unit.enter(x)
         k = self.position.key(k[:, None], at)[:, 0]
         padded = context.valid is not None and not self.pattern.causal
-        mask = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
+        mask = AttentionMask(
+            self._pattern(context), at, context.marked_positions if padded else at, context.from_start, padded
+        )
         return self._attend(q, gates, k, values, mask)
 
     def _pattern(self, context: Context) -> Pattern:

@@ -23,7 +23,7 @@ from regard.bases import Attend, AttentionMask
 from regard.bases.cache import grown, write
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
-from regard.ops.fading import exact, with_ones
+from regard.ops.fading import accumulation_dtype, with_ones
 from regard.pattern.analysis import pairs
 from regard.schema import name_of
 
@@ -95,7 +95,7 @@ class Infini(Mixer[Past]):
     def start(self, context: Context, capacity: int) -> Past:
         batch, like = context.positions.shape[0], self.q.weight
         buffer = (batch, min(self.segment, capacity) + 1, self.heads, self.dim)
-        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=exact(like.dtype))
+        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=accumulation_dtype(like.dtype))
         return Past(like.new_zeros(buffer), like.new_zeros(buffer), memory)
 
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:
@@ -122,7 +122,7 @@ class Infini(Mixer[Past]):
         at = torch.arange(k.shape[1], device=k.device)[None]
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         ready = self.score.query(self.position.query(q, turn.at))
-        plain = self.score.query(self.position.probe(q)) if self.position.asks else ready
+        plain = self.score.query(self.position.bias_query(q)) if self.position.needs_query else ready
         mask = AttentionMask(CAUSAL, turn.at, at, from_start=turn.opens)
         y = self.attend(ready, self.position.key(k, at), v, mask, self.score, self.position, plain)
         later = turn.begin >= self.segment  # (batch,) not the first segment

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Growth, Mixer, UserError
 from regard.errors import nearest
 from regard.ops.activation import identity
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+    with_ones,
+)
 
 
 def elu(x: Tensor) -> Tensor:
@@ -77,7 +87,7 @@ class Linear(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.value_dim + 1))
+        return Summary(empty_memory(like, self.dim, self.value_dim + 1))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         if not self.causal:
@@ -102,14 +112,14 @@ class Linear(Mixer[Summary]):
         self, q: Tensor, k: Tensor, v: Tensor, state: Summary | None, valid: Tensor | None
     ) -> tuple[Tensor, Summary]:
         """Return what each query reads from the past, (batch, heads, time, value_dim), and the new state."""
-        q, k = (self.feature(t.to(exact(t.dtype))) for t in (q, k))
-        y, matrix = fade(q, k, with_ones(v), None, state.matrix if state else None, valid)
+        q, k = (self.feature(t.to(accumulation_dtype(t.dtype))) for t in (q, k))
+        y, matrix = gated_linear_attention(q, k, with_ones(v), None, state.matrix if state else None, valid)
         return self.divide(y).to(v.dtype), Summary(matrix)
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """Return what each query reads from the whole sequence."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k = (self.feature(t.to(exact(t.dtype))) for t in (q, k))
+            q, k = (self.feature(t.to(accumulation_dtype(t.dtype))) for t in (q, k))
             if valid is not None:
                 k = k.masked_fill(~valid[:, None, :, None], 0.0)
             return self.divide(q @ (k.mT @ with_ones(v.to(k.dtype)))).to(v.dtype)
@@ -124,7 +134,9 @@ class Linear(Mixer[Summary]):
         if not self.causal:
             return Cost(2 * length * projections + 4 * length * self.heads * key * value, 0)
         products = flops(length, self.heads, key, value)
-        return Cost(2 * length * projections + products, self.heads * key * value * exact(weight.dtype).itemsize)
+        return Cost(
+            2 * length * projections + products, self.heads * key * value * accumulation_dtype(weight.dtype).itemsize
+        )
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.dim}·d", f"n/{CHUNK}" if self.causal else "1", "1")

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.bases import AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Pattern, Place, Position, Score, UserError, find, part
-from regard.ops.join import few, join
+from regard.ops.join import merge, partial_attention
 
 
 class Longformer(MultiHead):
@@ -80,7 +80,9 @@ class Longformer(MultiHead):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         at, padded = context.positions[:1], context.valid is not None
-        mask = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
+        mask = AttentionMask(
+            self._pattern(context), at, context.marked_positions if padded else at, context.from_start, padded
+        )
         marks = self._marks(context)
         y = self._local(x, mask, marks, context)
         if self.hubs or marks is not None:
@@ -110,8 +112,8 @@ class Longformer(MultiHead):
         indices, real = marked_indices(marks)
         k_hubs, v_hubs = (t.gather(2, indices[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (k, v))
         bias = self.position.bias(mask.query_at[:, None, :, None], indices[:, None, None, :], plain)
-        hubs = few(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
-        y = join((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
+        hubs = partial_attention(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
+        y = merge((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
         return y.transpose(1, 2).flatten(-2)
 
     def _global(self, x: Tensor, y: Tensor, mask: AttentionMask, marks: Tensor | None, context: Context) -> Tensor:

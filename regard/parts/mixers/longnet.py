@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.bases import Attend, AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
-from regard.ops.join import join
+from regard.ops.join import merge
 from regard.pattern.algebra import Both, cycle
 from regard.pattern.analysis import blind
 from regard.schema import name_of
@@ -88,7 +88,7 @@ class LongNet(MultiHead):
             weight_dropout=weight_dropout,
             place=place,
         )
-        if self.position.acts("read"):
+        if self.position.acts("output_bias"):
             raise UserError(
                 f"position '{name_of(self.position)}' needs the attention weights, which branches do not have"
             )
@@ -118,7 +118,7 @@ class WithKeyCounts(Position):
     def __init__(self, inner: Position, branches: list[Pattern], heads: int):
         super().__init__()
         self.inner, self.branches, self.heads = inner, branches, heads
-        self.limit, self.asks = inner.limit, inner.asks
+        self.limit, self.needs_query = inner.limit, inner.needs_query
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
         return self.inner.query(q, at)
@@ -126,8 +126,8 @@ class WithKeyCounts(Position):
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self.inner.key(k, at)
 
-    def probe(self, q: Tensor) -> Tensor:
-        return self.inner.probe(q)
+    def bias_query(self, q: Tensor) -> Tensor:
+        return self.inner.bias_query(q)
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         counts = [cycle(branch.allows(query_at, key_at), self.heads).to(q.dtype) for branch in self.branches]
@@ -135,8 +135,8 @@ class WithKeyCounts(Position):
         own = self.inner.bias(query_at, key_at, q)
         return count if own is None else count + own
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        return self.inner.flops(queries, keys, looks)
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        return self.inner.flops(queries, keys, pairs)
 
 
 class BranchAttend(Attend):
@@ -169,7 +169,7 @@ class BranchAttend(Attend):
                 branch = branch & mask.pattern.two
             branch_mask = mask._replace(pattern=branch)
             parts.append(blocks.partly(q, k, v, branch_mask, position.inner, plain, drop))
-        return join(parts, self.learned).y
+        return merge(parts, self.learned).y
 
     def _is_faster(self, q: Tensor, mask: AttentionMask, score: Score) -> bool:
         if self.weights.watched or not score.is_dot or not mask.from_start or self.kernel not in ("auto", "blocks"):

@@ -107,7 +107,7 @@ class Lsh(Mixer[LshCache]):
             )
         self.width, self.heads, self.dim, self.rounds = width, heads, dim or width // heads, rounds
         near = before * size if cut == "bucket" else 0
-        self.rule = lsh.Rule(size, before, after, causal, near, across, repeats)
+        self.rule = lsh.LshRule(size, before, after, causal, near, across, repeats)
         self.scale, self.eps, self.weight_dropout = scale, eps, weight_dropout
         inner = heads * self.dim
         self.qk, self.v = nn.Linear(width, inner, bias=bias), nn.Linear(width, inner, bias=bias)
@@ -143,7 +143,7 @@ class Lsh(Mixer[LshCache]):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor) -> Tensor:
         """Attend over whole sequences: q, k and v (batch, heads, time, dim) -> (batch, heads, time, dim)."""
         if self.weights.watched:
-            return self.weights(lsh.weigh(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
+            return self.weights(lsh.dense_weights(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
         drop = self.weight_dropout if self.training else 0.0
         y, total = lsh.attend(q, k, v, buckets, lengths, self.rule, drop)
         return torch.where(total.isneginf()[..., None], v, y)
@@ -174,7 +174,7 @@ class Lsh(Mixer[LshCache]):
                 "with cut = 'chunks' the keys of a position depend on later ones, so this lsh does not step"
             )
         self._check(context)
-        end = max(context.last + 1, 1)
+        end = max(context.last_position + 1, 1)
         state = LshCache(*(grown(tensor, end) for tensor in state))
         last_slot = state.keys.shape[1] - 1
         q, k, v = self.project(x)
@@ -190,8 +190,8 @@ class Lsh(Mixer[LshCache]):
             queries = write(torch.zeros_like(state.keys), slot, q.transpose(1, 2))[:, :end].transpose(1, 2)
             whole = self.attend(queries, keys, values, old, context.positions[:, 0] + context.lengths)
             at = context.positions.clamp(max=end - 1)[:, None].expand(-1, self.heads, -1)
-            return self.project_out(lsh.pick(whole, at), context), state
-        y, alone = lsh.recall(q, keys, values, buckets, old, context.positions, self.rule.near)
+            return self.project_out(lsh.gather(whole, at), context), state
+        y, alone = lsh.attend_step(q, keys, values, buckets, old, context.positions, self.rule.near)
         return self.project_out(torch.where(alone[..., None], v, y), context), state
 
     def cost(self, length: int, past: int = 0) -> Cost:

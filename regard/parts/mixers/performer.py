@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.bases.favor import Favor, Seen
 from regard.core import Context, Cost, Growth, Mixer, Place, Position, UserError, part
-from regard.ops.fading import CHUNK, exact, flops, head_dim, split_heads
+from regard.ops.fading import CHUNK, accumulation_dtype, flops, head_dim, split_heads
 from regard.schema import name_of
 
 
@@ -60,7 +60,7 @@ class Performer(Mixer[Seen]):
         features = max(1, int(self.dim * math.log(self.dim))) if features is None else features
         self.favor = Favor(self.dim, features, feature, eps, seed, place.index if place else 0, redraw)
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(
                 f"position '{name_of(self.position)}' does not act on queries and keys only: choose another"
             )
@@ -110,7 +110,7 @@ class Performer(Mixer[Seen]):
             return Cost(2 * length * projections + 4 * length * self.heads * key * value, 0)
         kept = self.heads * (key * value + (self.favor.kind == "softmax"))
         products = flops(length, self.heads, key, value)
-        return Cost(2 * length * projections + products, kept * exact(self.dtype).itemsize)
+        return Cost(2 * length * projections + products, kept * accumulation_dtype(self.dtype).itemsize)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.favor.features}·d", f"n/{CHUNK}" if self.causal else "1", "1")

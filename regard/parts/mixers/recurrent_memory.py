@@ -75,12 +75,12 @@ class RecurrentMemory(Mixer[MemoryState]):
             raise UserError(f"segment and memory must be at least 1, not {segment} and {memory}")
         self.width, self.segment, self.count = width, segment, memory
         self.position = part(Position, position, width=width, dim=width, heads=1)
-        if any(self.position.acts(where) for where in ("query", "key", "bias", "read")):
+        if any(self.position.acts(where) for where in ("query", "key", "bias", "output_bias")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         table = {"layer": layer, "depth": depth, "norm": norm, "share": share}
         inherited = {"width": width, "heads": heads, "dropout": dropout, "place": Place(decoder=depth)}
         self.stack = make(Stack, table, inherited, "recurrent_memory")
-        self.stack.must_stream()
+        self.stack.check_streams()
         if self.stack.width != width:
             raise UserError(
                 f"the layers change width {width} to {self.stack.width}, and the memory needs the same width"

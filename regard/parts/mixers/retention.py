@@ -19,7 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, Position, UserError, part
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads, with_ones
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+    with_ones,
+)
 from regard.ops.rotary import constant
 from regard.schema import name_of
 
@@ -53,7 +63,7 @@ class Retention(Mixer[Summary]):
         self.dim = dim or head_dim(width, heads)
         self.value_dim = value_dim or 2 * self.dim
         self.position = part(Position, position, width=width, heads=heads, dim=self.dim)
-        if any(self.position.acts(place) for place in ("embed", "bias", "read")):
+        if any(self.position.acts(place) for place in ("embed", "bias", "output_bias")):
             raise UserError(f"retention takes a position that rotates queries and keys, not '{name_of(self.position)}'")
         self.q, self.k = (nn.Linear(width, heads * self.dim, bias=False) for _ in range(2))
         self.v, self.gate = (nn.Linear(width, heads * self.value_dim, bias=False) for _ in range(2))
@@ -66,7 +76,7 @@ class Retention(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.value_dim + 1))
+        return Summary(empty_memory(like, self.dim, self.value_dim + 1))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
@@ -81,9 +91,9 @@ class Retention(Mixer[Summary]):
     ) -> tuple[Tensor, Summary]:
         """Return the output before the norm, (batch, heads, time, value_dim), and the state. A channel of ones in the
         values sums the weights."""
-        q = q.to(exact(q.dtype)) * self.dim**-0.5
+        q = q.to(accumulation_dtype(q.dtype)) * self.dim**-0.5
         log_decay = constant(self.log_decay, q.device)[:, None, None]  # (heads, 1, 1)
-        y, matrix = fade(q, k, with_ones(v), log_decay, state.matrix, valid)
+        y, matrix = gated_linear_attention(q, k, with_ones(v), log_decay, state.matrix, valid)
         total = ((at[:, None, :, None] + 1) * log_decay).expm1() / log_decay.expm1()  # 1 + g + ... + g^t
         y = y / total.sqrt().to(y.dtype)
         y = y[..., :-1] / y[..., -1:].detach().abs().clamp(min=1)
@@ -92,7 +102,7 @@ class Retention(Mixer[Summary]):
     def cost(self, length: int, past: int = 0) -> Cost:
         projections = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.gate, self.out))
         products = flops(length, self.heads, self.dim, self.value_dim + 1)
-        kept = self.heads * self.dim * (self.value_dim + 1) * exact(self.dtype).itemsize
+        kept = self.heads * self.dim * (self.value_dim + 1) * accumulation_dtype(self.dtype).itemsize
         return Cost(2 * length * projections + products, kept)
 
     def growth(self) -> Growth:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from regard.bases.shift import after, born, mixed, shift
 from regard.core import Context, Cost, Growth, Mixer, Place
-from regard.ops.fading import exact
-from regard.ops.scan import peaks, scan
+from regard.ops.fading import accumulation_dtype
+from regard.ops.scan import max_scan, scan
 
 
 class RwkvState(NamedTuple):
@@ -59,7 +59,7 @@ class Rwkv4(Mixer[RwkvState]):
 
     def start(self, context: Context, capacity: int) -> RwkvState:
         batch, like = context.positions.shape[0], self.decay
-        sums = like.new_zeros(batch, 2, self.hidden, dtype=exact(like.dtype))
+        sums = like.new_zeros(batch, 2, self.hidden, dtype=accumulation_dtype(like.dtype))
         return RwkvState(like.new_zeros(batch, self.width), sums, torch.full_like(sums[:, 0], -math.inf))
 
     def step(self, x: Tensor, state: RwkvState, context: Context) -> tuple[Tensor, RwkvState]:
@@ -67,13 +67,15 @@ class Rwkv4(Mixer[RwkvState]):
         r = self.r(mixed(x, before, self.mix_r))  # (batch, time, hidden), as k and v
         k, v = self.k(mixed(x, before, self.mix_k)), self.v(mixed(x, before, self.mix_v))
         with torch.autocast(x.device.type, enabled=False):
-            mean, sums, peak = self._weigh(k.to(exact(k.dtype)), v.to(exact(v.dtype)), state, context)
+            mean, sums, peak = self._weigh(
+                k.to(accumulation_dtype(k.dtype)), v.to(accumulation_dtype(v.dtype)), state, context
+            )
         return self.out(r.sigmoid() * mean.to(r.dtype)), RwkvState(last.to(state.last.dtype), sums, peak)
 
     def _weigh(self, k: Tensor, v: Tensor, state: RwkvState, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         decay, bonus = self.decay.to(k.dtype).exp(), self.bonus.to(k.dtype)
         log_gate = -decay.detach().expand(1, k.shape[1], -1)
-        top = peaks(log_gate, k, state.peak)  # (batch, time, hidden)
+        top = max_scan(log_gate, k, state.peak)  # (batch, time, hidden)
         earlier, peak = after(state.peak, top, context)
         weight = (k - top).exp()
         gate = (earlier - top - decay).exp()[:, :, None]
@@ -86,7 +88,7 @@ class Rwkv4(Mixer[RwkvState]):
 
     def cost(self, length: int, past: int = 0) -> Cost:
         weights = 4 * self.width * self.hidden
-        kept = self.width * self.decay.element_size() + 3 * self.hidden * exact(self.decay.dtype).itemsize
+        kept = self.width * self.decay.element_size() + 3 * self.hidden * accumulation_dtype(self.decay.dtype).itemsize
         return Cost(2 * length * weights, kept)
 
     def growth(self) -> Growth:

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from regard.bases.shift import shift
 from regard.core import Context, Cost, Growth, Mixer, Norm, Place, UserError, part
-from regard.ops.fading import CHUNK, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import (
+    CHUNK,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+)
 
 MIXTURES = 5  # mixtures with the previous position: for the decay, k, v, r and the gate, in this order
 
@@ -86,7 +94,7 @@ class Rwkv6(Mixer[Rwkv6State]):
     def start(self, context: Context, capacity: int) -> Rwkv6State:
         batch, like = context.positions.shape[0], self.out.weight
         return Rwkv6State(
-            like.new_zeros(batch, self.width), empty(like.new_empty(batch, self.heads), self.dim, self.dim)
+            like.new_zeros(batch, self.width), empty_memory(like.new_empty(batch, self.heads), self.dim, self.dim)
         )
 
     def step(self, x: Tensor, state: Rwkv6State, context: Context) -> tuple[Tensor, Rwkv6State]:
@@ -94,8 +102,8 @@ class Rwkv6(Mixer[Rwkv6State]):
         for_decay, for_k, for_v, for_r, for_gate = self.mixtures(x, before - x)
         r, k, v = (split_heads(t, self.heads) for t in (self.r(for_r), self.k(for_k), self.v(for_v)))
         w = self.decay + self.decay_out(torch.tanh(self.decay_in(for_decay)))
-        decay = -split_heads(w.to(exact(w.dtype)), self.heads).exp()
-        y, matrix = fade(r, k, v, decay, state.matrix, context.valid, self.bonus)
+        decay = -split_heads(w.to(accumulation_dtype(w.dtype)), self.heads).exp()
+        y, matrix = gated_linear_attention(r, k, v, decay, state.matrix, context.valid, self.bonus)
         y = self.norm(y.transpose(1, 2).flatten(-2).to(self.dtype), context.valid)
         return self.out(F.silu(self.gate(for_gate)) * y), Rwkv6State(last.to(state.last.dtype), matrix)
 
@@ -110,7 +118,7 @@ class Rwkv6(Mixer[Rwkv6State]):
         projections = sum(m.weight.numel() for m in linears) + self.mix_out.numel()
         products = flops(length, self.heads, self.dim, self.dim, channels=True)
         weight = self.out.weight
-        kept = self.width * weight.element_size() + self.width * self.dim * exact(weight.dtype).itemsize
+        kept = self.width * weight.element_size() + self.width * self.dim * accumulation_dtype(weight.dtype).itemsize
         return Cost(2 * length * projections + products, kept)
 
     def growth(self) -> Growth:

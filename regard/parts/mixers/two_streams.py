@@ -153,7 +153,7 @@ class WithExtraBias(Position):
 
     def __init__(self, position: Position, extra: Tensor):
         super().__init__()
-        self.position, self.extra, self.asks = position, extra, position.asks
+        self.position, self.extra, self.needs_query = position, extra, position.needs_query
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         bias = self.position.bias(query_at, key_at, q)

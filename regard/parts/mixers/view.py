@@ -24,7 +24,7 @@ class View(Mixer[tuple]):
               so on down; "last", as usual; or its index, from 0, or from the end as -1, -2, ...
     """
 
-    views = True
+    uses_layer_outputs = True
     examples = (
         {"mixer": {"part": "attention", "over": "memory"}},
         {"mixer": {"part": "sum", "left": {"part": "attention", "over": "memory"}, "right": "attention"}, "of": -1},
@@ -66,11 +66,11 @@ class View(Mixer[tuple]):
     def _with_view(self, context: Context) -> Context:
         """Return the context with the output of the chosen encoder layer as memory."""
         memory = context.memory
-        if memory is None or self.layer >= len(memory.views):
+        if memory is None or self.layer >= len(memory.layer_outputs):
             raise UserError(
                 f"a view of encoder layer {self.layer} needs a memory with the outputs of all layers, as from `encode`"
             )
-        return replace(context, memory=memory._replace(x=memory.views[self.layer]))
+        return replace(context, memory=memory._replace(x=memory.layer_outputs[self.layer]))
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return self.mixer.cost(length, past)

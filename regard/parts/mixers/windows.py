@@ -68,7 +68,7 @@ class Windows(Mixer[Empty]):
                 f"windows need a size from 1 on, and an overlap from 0 to below 1, not {size} and {overlap}"
             )
         self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
-        if any(self.position.acts(where) for where in ("query", "key", "bias", "read")):
+        if any(self.position.acts(where) for where in ("query", "key", "bias", "output_bias")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         if self.position.limit is not None and self.position.limit < size:
             raise UserError(f"position '{name_of(self.position)}' has {self.position.limit} positions, not {size}")

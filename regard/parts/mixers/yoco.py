@@ -153,7 +153,7 @@ class Yoco(Mixer[YocoState]):
         return YocoState(self.first.start(context, capacity), k, v, self.second.start(context, capacity))
 
     def step(self, x: Tensor, state: YocoState, context: Context) -> tuple[Tensor, YocoState]:
-        count = max(context.last, 0) + 1
+        count = max(context.last_position, 0) + 1
         keys, values = grown(state.keys, count), grown(state.values, count)
         last_slot = keys.shape[1] - 1
         h, first = self.first.step(x, state.first, context)
@@ -223,7 +223,7 @@ def _stack(name: str, table: dict, width: int, heads: int, dropout: float) -> St
     table.setdefault("depth", 1)
     try:
         stack = make(Stack, table, inherited, name)
-        stack.must_stream()
+        stack.check_streams()
     except UserError as error:
         raise error.inside(name) from error.__cause__
     if stack.width != width:

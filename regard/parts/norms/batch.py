@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.core.norm import count, real
+from regard.core.norm import count_valid, zero_padding
 
 
 class Batch(Norm):
@@ -31,9 +31,9 @@ class Batch(Norm):
 
     def statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean and variance (width,) of this batch, and update the running ones."""
-        n = count(x, valid)
-        mean = real(x, valid).flatten(0, -2).sum(0) / n
-        var = real(x - mean, valid).square().flatten(0, -2).sum(0) / n
+        n = count_valid(x, valid)
+        mean = zero_padding(x, valid).flatten(0, -2).sum(0) / n
+        var = zero_padding(x - mean, valid).square().flatten(0, -2).sum(0) / n
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
             self.var.lerp_((var * n / (n - 1).clamp(min=1)).to(self.var.dtype), self.momentum)  # unbiased

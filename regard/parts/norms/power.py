@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Norm, UserError
-from regard.core.norm import count, real
+from regard.core.norm import count_valid, zero_padding
 
 RMS_EPS = 1e-5
 
@@ -70,7 +70,7 @@ class Power(Norm):
     def advance(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the quadratic mean of the batch and the one to divide by, (width,) each, and update the running
         one."""
-        own = (real(x, valid).square().flatten(0, -2).sum(0) / count(x, valid)).to(self.square.dtype)
+        own = (zero_padding(x, valid).square().flatten(0, -2).sum(0) / count_valid(x, valid)).to(self.square.dtype)
         self.steps += 1
         used = torch.where(self.steps <= self.warmup, own, self.square)
         mean = self.square + (own - self.square) / self.steps  # of all batches so far
@@ -94,6 +94,6 @@ class Divide(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, back, valid = ctx.saved_tensors
-        g = real(grad - (1 - ctx.decay) * ctx.along * z, valid)
-        ctx.along += (real(g * z, valid).flatten(0, -2).sum(0) / count(z, valid)).to(ctx.along.dtype)
+        g = zero_padding(grad - (1 - ctx.decay) * ctx.along * z, valid)
+        ctx.along += (zero_padding(g * z, valid).flatten(0, -2).sum(0) / count_valid(z, valid)).to(ctx.along.dtype)
         return g / back, None, None, None, None, None

@@ -28,7 +28,8 @@ class Contrastive:
 def similarity_logits(model: Towers, batch: Batch) -> Tensor:
     """Return logits (images, texts), with the matching pairs on the diagonal."""
     assert batch.source is not None
-    return model.compare(model.see(batch.source), model.read(batch.tokens, batch.valid), MAX_SCALE).float()
+    images, texts = model.encode_images(batch.source), model.encode_texts(batch.tokens, batch.valid)
+    return model.similarity(images, texts, MAX_SCALE).float()
 
 
 def symmetric_cross_entropy(logits: Tensor) -> Tensor:

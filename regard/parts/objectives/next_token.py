@@ -39,7 +39,7 @@ def token_loss(model: Model, x: Tensor, context: Context, targets: Tensor, smoot
     x, context, targets = _select_targets(model.head, x, context, targets)
     linear = model.head.linear(x, context)
     if linear is None:
-        logs = None if smoothing else model.head.log_p(x, context, targets)
+        logs = None if smoothing else model.head.target_logprobs(x, context, targets)
         if logs is not None:
             return -logs.sum(), -logs.sum().detach()
         return _loss_of_logits(model.head(x, context), targets, smoothing)

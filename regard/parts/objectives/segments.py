@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Model, Pattern, State, UserError
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.data.batches import Batch
 
 from .next_token import token_loss
@@ -64,20 +64,20 @@ class CarriedState:
         if self.saved:
             numbers = iter(range(len(self.saved)))
             shapes = start(int(self.saved["0"].shape[0]))
-            self.kept = each(shapes, lambda old: self.saved[str(next(numbers))].to(old.device))
+            self.kept = map_tensors(shapes, lambda old: self.saved[str(next(numbers))].to(old.device))
             self.saved = {}
         if self.kept is None or not batch.place or batch.place != self.place or len(self.kept.lengths) != rows:
             return start(rows)
         return self.kept
 
     def store(self, batch: Batch, state: State) -> None:
-        self.kept, self.place = each(state, Tensor.detach), (batch.place or 0) + batch.tokens.shape[1]
+        self.kept, self.place = map_tensors(state, Tensor.detach), (batch.place or 0) + batch.tokens.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         if self.kept is None:
             return dict(self.saved) | ({"place": torch.tensor(self.place)} if self.saved else {})
         found: list[Tensor] = []
-        each(self.kept, lambda tensor: found.append(tensor.clone()))
+        map_tensors(self.kept, lambda tensor: found.append(tensor.clone()))
         return {"place": torch.tensor(self.place)} | {str(i): tensor for i, tensor in enumerate(found)}
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, cat
 from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
 from regard.errors import nearest
-from regard.ops.rotary import angles, speeds, turn
+from regard.ops.rotary import angles, frequencies, rotate
 from regard.schema import fit
 
 
@@ -64,7 +64,7 @@ class Rotary(Position):
                 f"rotary positions rotate an even number of channels, and fraction {fraction} of dim {dim} is "
                 f"{self.rotated}: change one of them"
             )
-        self.rates, self.strength = speeds(self.rotated, base), 1.0
+        self.rates, self.strength = frequencies(self.rotated, base), 1.0
         if scaling is not None:
             scaled = _scaling(scaling)
             self.rates, self.strength = tuple(scaled.rates(self.rates, base)), scaled.strength
@@ -84,17 +84,17 @@ class Rotary(Position):
         halves = self.layout == "halves"
 
         def compute() -> RotaryTables:
-            at = context.positions[:1] if context.last == int(context.positions.min()) else context.positions
+            at = context.positions[:1] if context.last_position == int(context.positions.min()) else context.positions
             cos, sin = (t.to(dtype).contiguous() for t in self.cos_sin(at[:, 0]))
             return RotaryTables(cos, sin, halves)
 
-        return context.once(("rotary", self.rates, self.strength, halves, dtype), compute)
+        return context.cached(("rotary", self.rates, self.strength, halves, dtype), compute)
 
     def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
         cos, sin = (t[:, None].to(x.dtype) for t in self.cos_sin(at))  # (batch or 1, 1, time, pairs)
         if self.rotated == x.shape[-1]:
-            return turn(x, cos, sin, self.layout)
-        return cat((turn(x[..., : self.rotated], cos, sin, self.layout), x[..., self.rotated :]), -1)
+            return rotate(x, cos, sin, self.layout)
+        return cat((rotate(x[..., : self.rotated], cos, sin, self.layout), x[..., self.rotated :]), -1)
 
 
 @dataclass(frozen=True)

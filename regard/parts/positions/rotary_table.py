@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Position, UserError
-from regard.ops.rotary import angles, speeds, turn
+from regard.ops.rotary import angles, frequencies, rotate
 
 
 class RotaryTable(Position):
@@ -26,7 +26,7 @@ class RotaryTable(Position):
         if length < 1 or dim % 2:
             raise UserError(f"a table of rotary positions needs length >= 1 and an even dim, not {length} and {dim}")
         self.limit, self.values = length, values
-        angle = angles(torch.arange(length), speeds(dim, base))  # (length, dim/2)
+        angle = angles(torch.arange(length), frequencies(dim, base))  # (length, dim/2)
         self.register_buffer("table", torch.cat((angle.sin(), angle.cos()), -1).float())
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
@@ -41,4 +41,4 @@ class RotaryTable(Position):
     def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
         at = at.clamp(max=self.limit - 1)  # type: ignore[type-var]  # only padding lies beyond the limit
         sin, cos = F.embedding(at, self.table)[:, None].to(x.dtype).chunk(2, -1)  # (batch or 1, 1, time, dim/2)
-        return turn(x, cos, sin, "interleaved")
+        return rotate(x, cos, sin, "interleaved")

@@ -20,7 +20,7 @@ class Shaw(Position):
     """
 
     relative = True
-    asks = True
+    needs_query = True
     examples = ({"clip": 4}, {"clip": 30, "shared": True})
 
     def __init__(self, dim: int, heads: int, clip: int = 16, shared: bool = False):
@@ -38,7 +38,7 @@ class Shaw(Position):
         rows = self._rows(query_at, key_at)
         return torch.gather(scores, -1, rows.expand(*scores.shape[:-1], -1))
 
-    def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
+    def output_bias(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
         by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))
         rows = self._rows(query_at, key_at)
         return by_distance.scatter_add(-1, rows.expand_as(weights), weights) @ self.values
@@ -46,5 +46,5 @@ class Shaw(Position):
     def _rows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return (key_at - query_at).clamp(-self.clip, self.clip) + self.clip  # (batch or 1, 1, n, m)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         return 2 * self.heads * queries * (self.keys.numel() + self.values.numel())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import Place, Position, UserError
 from regard.ops.dispatch import has_own_hooks
-from regard.ops.rotary import angles, speeds
+from regard.ops.rotary import angles, frequencies
 
 
 class TransformerXL(Position):
@@ -22,7 +22,7 @@ class TransformerXL(Position):
     """
 
     relative = True
-    asks = True
+    needs_query = True
     examples = ({}, {"bidirectional": False}, {"clip": 5}, {"clip": 6, "bidirectional": False})
 
     def __init__(
@@ -42,7 +42,7 @@ class TransformerXL(Position):
         if clip is not None and clip < 1:
             raise UserError(f"clip must be at least 1, not {clip}")
         self.width, self.heads, self.dim, self.clip = width, heads, dim, clip
-        self.bidirectional, self.rates = bidirectional, speeds(width, base)
+        self.bidirectional, self.rates = bidirectional, frequencies(width, base)
         if share not in ("none", "layers"):
             raise UserError(f"share must be 'none' or 'layers', not '{share}'")
         shared = place.shared if place is not None and share == "layers" else {}
@@ -53,7 +53,7 @@ class TransformerXL(Position):
     def query(self, q: Tensor, at: Tensor) -> Tensor:
         return q + self.u[:, None]
 
-    def probe(self, q: Tensor) -> Tensor:
+    def bias_query(self, q: Tensor) -> Tensor:
         return q + self.v[:, None]
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class TransformerXL(Position):
         of_queries = queries * inner * self.width + queries * distances * self.heads * self.width
         return of_positions <= of_queries, min(of_positions, of_queries)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         low, high = -(queries - 1) if self.bidirectional else 0, keys - 1
         if self.clip is not None:
             low, high = max(low, -self.clip), min(high, self.clip)

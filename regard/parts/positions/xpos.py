@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from regard.core import Position, UserError
-from regard.ops.rotary import angles, speeds, turn
+from regard.ops.rotary import angles, frequencies, rotate
 
 MAX_EXPONENT = 60.0  # factors stay within e^-60 ... e^60, so that products with them fit into float32
 
@@ -37,7 +37,7 @@ class Xpos(Position):
             raise UserError(f"xpos positions need an even number of channels in a head, not {dim}")
         if scale_base < 1 or gamma <= 0:
             raise UserError(f"xpos needs scale_base >= 1 and gamma > 0, not {scale_base} and {gamma}")
-        self.rates, self.centre = speeds(dim, base), centre
+        self.rates, self.centre = frequencies(dim, base), centre
         self.decays = tuple(math.log((2 * i / dim + gamma) / (1 + gamma)) / scale_base for i in range(dim // 2))
         reach = int(-MAX_EXPONENT / self.decays[0])
         if not 0 <= centre <= reach:
@@ -55,4 +55,4 @@ class Xpos(Position):
     def _rotate(self, x: Tensor, at: Tensor, sign: int) -> Tensor:
         angle = angles(at, self.rates)[:, None]  # (batch or 1, 1, time, pairs)
         factor = (sign * angles(at - self.centre, self.decays)[:, None]).exp()
-        return turn(x, (angle.cos() * factor).to(x.dtype), (angle.sin() * factor).to(x.dtype), "interleaved")
+        return rotate(x, (angle.cos() * factor).to(x.dtype), (angle.sin() * factor).to(x.dtype), "interleaved")

@@ -37,7 +37,7 @@ class Additive(Score):
     def forward(self, q: Tensor, k: Tensor, key_at: Tensor) -> Tensor:
         return self.v(torch.tanh(q[..., :, None, :] + k[..., None, :, :])).squeeze(-1)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         maps = self.heads * queries * self.of_query.weight.numel() + self.kv_heads * keys * self.of_key.weight.numel()
         extra = self.v.in_features - self.of_query.in_features  # compared to a dot product over the head's channels
-        return 2 * (maps + round(self.heads * looks * extra))
+        return 2 * (maps + round(self.heads * pairs * extra))

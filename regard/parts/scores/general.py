@@ -29,5 +29,5 @@ class General(Score):
     def key(self, k: Tensor) -> Tensor:
         return k @ self.weight.mT
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         return 2 * keys * self.weight.numel()

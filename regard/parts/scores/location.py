@@ -35,5 +35,5 @@ class Location(Score):
         at = key_at.clamp(min=0)[:, None, None, :]
         return torch.gather(q, -1, at.expand(*q.shape[:-1], -1))
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        return 2 * self.heads * (queries * self.of_query.weight.numel() - round(looks * self.dim))  # no dot product
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        return 2 * self.heads * (queries * self.of_query.weight.numel() - round(pairs * self.dim))  # no dot product

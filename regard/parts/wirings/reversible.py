@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Context, Dropout, Mixer, Norm, Tap, UserError, Wiring, part
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.core.wiring import Branch, LayerLike
 
 TwoStreams = tuple[Tensor, Tensor]
@@ -218,4 +218,4 @@ def replace_tensors(context: Context, leaves: list[Tensor]) -> Context:
 
 def map_tensors(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
     values = {field.name: getattr(context, field.name) for field in fields(context)}
-    return replace(context, **{n: each(v, change) for n, v in values.items() if isinstance(v, Tensor | tuple)})
+    return replace(context, **{n: map_tensors(v, change) for n, v in values.items() if isinstance(v, Tensor | tuple)})
