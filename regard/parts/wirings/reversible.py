@@ -206,16 +206,16 @@ def tensors_with_grad(context: Context) -> list[Tensor]:
             found.append(tensor)
         return tensor
 
-    map_tensors(context, collect)
+    map_context(context, collect)
     return found
 
 
 def replace_tensors(context: Context, leaves: list[Tensor]) -> Context:
     """Return the context with its tensors that require a gradient replaced by `leaves`, in order."""
     remaining = iter(leaves)
-    return map_tensors(context, lambda tensor: next(remaining) if tensor.requires_grad else tensor)
+    return map_context(context, lambda tensor: next(remaining) if tensor.requires_grad else tensor)
 
 
-def map_tensors(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
+def map_context(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
     values = {field.name: getattr(context, field.name) for field in fields(context)}
     return replace(context, **{n: map_tensors(v, change) for n, v in values.items() if isinstance(v, Tensor | tuple)})
