@@ -29,7 +29,7 @@ from regard.export import export
 from regard.files import recipe as recipes
 from regard.machine import tune
 from regard.metrics import whole
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 from regard.tasks.load import load
 
 
@@ -58,7 +58,7 @@ def as_marian(run: Path, folder: Path) -> None:
         writes = ".norms." in name or name.endswith((".out.weight", ".out.bias"))
         moved[name] = tensor[:, order] if reads else tensor[order] if writes else tensor
     new.load_state_dict(moved | {"head.bias": torch.zeros(old.vocab)})
-    save_beside(new, run, folder / "as-marian")
+    save_derived(new, run, folder / "as-marian")
     convert(folder / "as-marian", folder / "marian", to="marian")
 
 

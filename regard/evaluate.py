@@ -19,7 +19,7 @@ import torch
 from regard import metrics as measures
 from regard.core import UserError
 from regard.data import KINDS
-from regard.data.batches import Batch, Batches, Bucketed, once
+from regard.data.batches import Batch, Batches, BucketedBatches, once
 from regard.data.columns import listed
 from regard.data.streams import in_order
 from regard.decode import DecodeConfig
@@ -29,7 +29,7 @@ from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.segments import Segments, remembering
 from regard.runs.settings import Settings
 from regard.tasks.dev import FORCED, gather, windows
-from regard.tasks.nodes import NodeLabeller
+from regard.tasks.nodes import NodeClassifier
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
 
@@ -47,7 +47,7 @@ Tick = Callable[[int], None]
 
 
 def evaluate(
-    run: Run | Reader | NodeLabeller,
+    run: Run | Reader | NodeClassifier,
     lines: Iterable[Row],
     metrics: Sequence[str] | None = ("loss", "perplexity"),
     config: DecodeConfig | None = None,
@@ -71,7 +71,7 @@ def evaluate(
     if hasattr(run, "evaluate"):  # in its own way
         return run.evaluate(lines, run.metrics if metrics is None else metrics)
     of_loss = (*FORCED, *measures.BITS)
-    known = run.metrics if isinstance(run, Reader) else (*FORCED, *measures.OF_TEXTS) if run.pairs else of_loss
+    known = run.metrics if isinstance(run, Reader) else (*FORCED, *measures.TEXT_METRICS) if run.pairs else of_loss
     names = list(run.metrics if metrics is None else metrics)
     measures.check(names, known)
     rows = list(lines)
@@ -230,7 +230,7 @@ def _pairs(run: Run | Reader, rows: Sequence[Row], tick: Tick) -> tuple[Iterator
     if isinstance(run, Reader):
         batches: Batches = run.batches(Held(kept), BUDGET)
     else:
-        batches = Bucketed(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
+        batches = BucketedBatches(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
     return _ticked(once(batches), tick), len(rows) - len(kept)
 
 

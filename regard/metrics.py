@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core import UserError
-from regard.data.conll import tags_of
+from regard.data.conll import parse_tags
 from regard.errors import in_one_line, nearest
 
-OF_TEXTS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
-KNOWN = (*OF_TEXTS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
+TEXT_METRICS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
+KNOWN = (*TEXT_METRICS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
 BITS = ("bits_per_character", "bits_per_byte")  # of a language model
 ELSEWHERE = ("loss", "perplexity", "next_sentence", *BITS)  # measured without looking at answers
 HIGHER_IS_BETTER = {*KNOWN, "next_sentence"} - {"ter", "token_error", "sequence_error"}
@@ -225,7 +225,7 @@ def spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 def _tags(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], list[str]]]:
     for number, (answer, refs) in enumerate(zip(answers, references, strict=True), 1):
-        said, right = tags_of(answer), tags_of(refs[0])
+        said, right = parse_tags(answer), parse_tags(refs[0])
         if len(said) != len(right):
             raise UserError(f"answer {number} has {len(said)} tags, and there are {len(right)} words")
         yield said, right

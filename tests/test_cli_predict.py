@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.machine import Fork
 
@@ -31,7 +31,7 @@ def write(folder, recipe, tokenizer, *more, **told):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from regard import restore, save
-from regard.data.batches import IGNORE, Batch, Feed, forced
+from regard.data.batches import IGNORE, Batch, ResumableBatches, forced
 from regard.machine import tune
 from regard.parts.objectives.masked import Masked
 from regard.parts.objectives.next_token import NextToken
@@ -52,7 +52,7 @@ objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
 by = told.get("optimizer", "adamw")
 settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
-learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
+learner = Learner(model, objective, ResumableBatches(Fixed()), settings)  # type: ignore[arg-type]
 
 
 def loss() -> dict:

@@ -148,7 +148,7 @@ def examples(
 
 def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str | None, kind: str) -> Any:
     """The examples of a file with the columns of the run, if it has the same ones; else with the usual ones."""
-    from regard.data.folder import exists, main_place
+    from regard.data.folder import exists, first_training_file
     from regard.data.layout import layout_in, matching
     from regard.runs.folder import about
 
@@ -157,7 +157,7 @@ def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str |
         return _named(data, None, None, None, part, bad_lines, header, kind)
     said = f"the run was trained with --columns {','.join(layout.get('taken', []))}"
     try:
-        place = main_place(Path(data))
+        place = first_training_file(Path(data))
         columns = matching(place[0], layout) if len(place) == 1 and place[0].is_file() else None
         return _named(data, None, None, columns, part, bad_lines, header, kind)
     except UserError as error:

@@ -24,7 +24,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import nearest, short
 from regard.files import recipe as recipes
 from regard.files.paths import copy_files, must_be_new
-from regard.files.reading import must_be
+from regard.files.reading import check_type
 from regard.memory import must_fit, stacks
 from regard.runs.folder import about, tokenizers
 from regard.runs.session import session
@@ -98,7 +98,7 @@ def come_in(source: Path, target: Path, pickle: bool, tick: Tick) -> Converted:
 
     labels = _labels(config) if recipe.get("objective", {}).get("part") in LABELLED else []
     if labels and tokenizers:
-        tokenizers = [tokenizers[0], Tokenizer.of_labels(labels, ordered=True)]
+        tokenizers = [tokenizers[0], Tokenizer.from_labels(labels, ordered=True)]
 
     def take(name: str) -> Tensor:
         rule, k = ours[name]
@@ -143,7 +143,7 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
     if missing := [key for key in ("config", "tensors") if origin and key not in origin]:
         raise UserError(f"{short(run / 'run.json')}: origin has no '{missing[0]}', without which it cannot go back")
     try:
-        must_be(origin.get("config", {}), Schema)
+        check_type(origin.get("config", {}), Schema)
     except UserError as error:
         raise error.inside("config").inside("origin").of(short(run / "run.json")) from None
     must_match(run / "recipe.toml", run / WHOLE)

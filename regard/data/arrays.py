@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.core import UserError
 from regard.errors import in_one_line, short
-from regard.files.reading import announced_bytes
+from regard.files.reading import npy_bytes
 from regard.memory import must_fit
 
 BROKEN = (
@@ -39,6 +39,6 @@ def _must_hold(held: zipfile.ZipFile, one: zipfile.ZipInfo) -> None:
     if not one.filename.endswith(".npy"):
         return
     with held.open(one) as file:
-        announced = announced_bytes(file)
+        announced = npy_bytes(file)
         if announced > one.file_size:
             raise ValueError(f"{one.filename} announces {announced:,} bytes, and holds {one.file_size:,}")

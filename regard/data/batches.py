@@ -113,7 +113,7 @@ def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int =
     return batches
 
 
-class Bucketed:
+class BucketedBatches:
     """Batches of pairs or single sequences, epoch after epoch. rows: of a batch at the most; 0: any number."""
 
     def __init__(
@@ -145,11 +145,11 @@ def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
     return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
 
 
-class Labelled:
+class LabeledBatches:
     """Batches of texts with a label each: `targets` is (batch,). A record is the text, and the label before an end."""
 
     def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
+        self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)
@@ -193,10 +193,10 @@ def pad_rows(rows: Sequence[np.ndarray] | Sequence[list[int]], pad: int) -> tupl
     return torch.from_numpy(block), torch.arange(width)[None] < lengths[:, None]
 
 
-Batches = Bucketed | Windows | Labelled
+Batches = BucketedBatches | Windows | LabeledBatches
 
 
-class Feed:
+class ResumableBatches:
     """Batches for ever, from any place: `epoch` and `index` say what comes next."""
 
     def __init__(self, batches: Batches, epoch: int = 0, index: int = 0):

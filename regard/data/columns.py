@@ -78,12 +78,12 @@ def may_be_header(cells: Sequence[str]) -> bool:
     )
 
 
-def is_labelled(names: Sequence[str]) -> bool:
+def has_label_column(names: Sequence[str]) -> bool:
     """Return whether some column is called as labels are."""
     return any(str(name).strip().lower() in LABELS for name in names)
 
 
-class Pick:
+class ColumnSelector:
     """Takes the wanted texts out of a record.
 
     first:  the names of the columns, or a record: by it the columns are found.

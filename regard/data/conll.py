@@ -21,14 +21,14 @@ import torch
 from regard.core import UserError
 from regard.errors import short
 
-from .batches import IGNORE, Batch, Bucketed, Sequences, pad_rows
+from .batches import IGNORE, Batch, BucketedBatches, Sequences, pad_rows
 from .columns import Bad, Row, shown
-from .forms import Numbered, check_contents, form_of, lines, plain, stamp
+from .forms import Numbered, check_contents, format_of, lines, plain, stamp
 from .tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
 PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U: no words of their own
-BETWEEN = "/"  # stands between a word and its tag in an answer
+TAG_SEPARATOR = "/"  # stands between a word and its tag in an answer
 
 
 class Rows(Protocol):
@@ -90,14 +90,14 @@ def is_conll(path: Path) -> bool:
     """Return whether a file has one word a line, with its tag in another column, and empty lines between sentences."""
     if plain(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
         return True
-    if form_of(path) not in ("text", "tsv"):
+    if format_of(path) not in ("text", "tsv"):
         return False
     head = [line for line in islice(lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
     widths = {line.count("\t") for line in head if line.strip() and not line.startswith("#")}
     return len(widths) == 1 and widths.pop() > 0 and any(not line.strip() for line in head[:-1])
 
 
-def sentences_a_line(path: Path) -> bool:
+def has_sentence_per_line(path: Path) -> bool:
     """Of a table whether its rows are whole sentences with all their tags, and not words: then no line is empty, and
     spaces stand inside its columns."""
     head = [line for line, _ in zip(lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
@@ -133,22 +133,24 @@ def _record(words: list[tuple[str, str]]) -> Row:
     for word, tag in words:
         if not word or not tag:
             return Bad("empty", f"the word '{shown(word)}' has the tag '{shown(tag)}': neither may be empty")
-        if BETWEEN in tag:
-            return Bad("slash", f"the tag '{shown(tag)}' holds a '{BETWEEN}', which stands between a word and its tag")
+        if TAG_SEPARATOR in tag:
+            return Bad(
+                "slash", f"the tag '{shown(tag)}' holds a '{TAG_SEPARATOR}', which stands between a word and its tag"
+            )
     return " ".join(word for word, _ in words), " ".join(tag for _, tag in words)
 
 
-def tags_of(text: str) -> list[str]:
+def parse_tags(text: str) -> list[str]:
     """Of tags alone, or of words with theirs: "EU/B-ORG rejects/O"."""
-    return [word.rpartition(BETWEEN)[2] for word in text.split(" ")] if text else []
+    return [word.rpartition(TAG_SEPARATOR)[2] for word in text.split(" ")] if text else []
 
 
-def firsts_of(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+def first_tokens_of_words(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Of each sentence the tokens, with marks, and for each of its words which token is its first; -1: none is."""
     whole = [text.encode("utf-8", "replace").decode() for text in sentences]
     found = []
     for text, one in zip(whole, tokenizer.inner.encode_batch(whole, add_special_tokens=True), strict=True):
-        ids = one.ids if tokenizer.sets_marks else [*one.ids, tokenizer.end]
+        ids = one.ids if tokenizer.adds_special_tokens else [*one.ids, tokenizer.end]
         firsts = [-1] * (text.count(" ") + 1 if text else 0)
         for at, ((begin, end), mark) in enumerate(zip(one.offsets, one.special_tokens_mask, strict=True)):
             piece = text[begin:end]
@@ -173,7 +175,7 @@ class TagCoder:
 
     def __call__(self, rows: Sequence[Row]) -> list[list[list[int]]]:
         tokens, asked = [], []
-        for (ids, firsts), row in zip(firsts_of(self.source, [row[0] for row in rows]), rows, strict=True):
+        for (ids, firsts), row in zip(first_tokens_of_words(self.source, [row[0] for row in rows]), rows, strict=True):
             targets = [IGNORE] * len(ids)
             for first, tag in zip(firsts, self.target.numbers(row[1].split(" "), self.unknown), strict=True):
                 if first >= 0:
@@ -186,11 +188,11 @@ class TagCoder:
         return ["tags"]
 
 
-class Tagged:
+class TagBatches:
     """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
 
     def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
+        self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

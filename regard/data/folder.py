@@ -13,7 +13,7 @@ from regard.core import UserError
 from regard.errors import short
 
 from .columns import shown
-from .forms import SUFFIXES, check_contents, form_of, lines, plain
+from .forms import SUFFIXES, check_contents, format_of, lines, plain
 
 WORDS = {"train": ("train", "training"), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"))
@@ -72,10 +72,10 @@ def beside(path: Path) -> str:
 
 def looks_like_table(path: Path) -> bool:
     """Return whether a .txt file holds columns between tabs: most of its first lines have equally many."""
-    return share_of_rows(path) > 0.5
+    return share_of_table_lines(path) > 0.5
 
 
-def share_of_rows(path: Path) -> float:
+def share_of_table_lines(path: Path) -> float:
     """Return how many of the first lines of a text, but for empty ones, have tabs, as many as most others: a share."""
     check_contents(path, "text")
     head = [line.count("\t") for line in islice(lines(path, 1 << 20), HEAD) if isinstance(line, str) and line.strip()]
@@ -105,7 +105,7 @@ def search(folder: Path, kind: str, source: str | None, target: str | None) -> F
     return found
 
 
-def main_place(path: Path, source: str | None = None, target: str | None = None) -> Place:
+def first_training_file(path: Path, source: str | None = None, target: str | None = None) -> Place:
     """Return the file, or the parallel files, that the training data of a file or folder begins with."""
     return search(path, "pairs", source, target).parts["train"][0] if path.is_dir() else (path,)
 
@@ -132,8 +132,8 @@ def _best(part: str, entries: list[Path]) -> list[Path]:
 def _places(
     entries: list[Path], folder: Path, kind: str, source: str | None, target: str | None, notes: list[str]
 ) -> list[Place]:
-    tables = [entry for entry in entries if form_of(entry) != "text"]
-    texts = [entry for entry in entries if form_of(entry) == "text"]
+    tables = [entry for entry in entries if format_of(entry) != "text"]
+    texts = [entry for entry in entries if format_of(entry) == "text"]
     if tables and not (source and target):
         return _one(tables, notes)
     if kind == "text" or (len(texts) == 1 and not source):

@@ -22,7 +22,7 @@ from typing import IO, Any
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .columns import ASK, Bad, Pick, Row, has_header, listed, may_be_header
+from .columns import ASK, Bad, ColumnSelector, Row, has_header, listed, may_be_header
 
 SUFFIXES = {
     ".txt": "text", ".text": "text", ".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl",
@@ -41,7 +41,7 @@ ROOM = 20  # a line with columns may be so many times longer than the longest te
 Numbered = tuple[int, Row]  # the number of the line, or of the row, counted from 1
 
 
-def form_of(path: Path) -> str:
+def format_of(path: Path) -> str:
     """By its name: tsv, csv, jsonl, parquet, or text."""
     return SUFFIXES.get(plain(path).suffix.lower(), "text")
 
@@ -210,7 +210,7 @@ class Parallel:
         self.names = (short(source), short(target))
         self.name = f"{self.names[0]} and {self.names[1]}"
         for path in self.paths:
-            if form_of(path) != "text":
+            if format_of(path) != "text":
                 raise UserError(f"{short(path)} is not plain text: of two parallel files each has one sentence a line")
             check_contents(path, "text")
 
@@ -253,7 +253,7 @@ class Table:
         try:
             self.header = form in ("tsv", "csv") and isinstance(first, list) and self._is_header(first, columns, header)
             self.unsure = form in ("tsv", "csv") and header is None and not self.header
-            self.pick = Pick(first, self.header, columns, wanted, longest)
+            self.pick = ColumnSelector(first, self.header, columns, wanted, longest)
         except UserError as error:
             raise error.of(self.name) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 from regard.core import UserError
 from regard.errors import in_one_line, nearest
 
-from .columns import Pick
+from .columns import ColumnSelector
 from .forms import Numbered
 
 NAME = re.compile(r"(hf:)?([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")
@@ -28,7 +28,7 @@ class Hub:
             first = next(iter(rows), None)
             if first is None:
                 raise UserError("holds no record")
-            self.pick = Pick(_opened(first, columns), False, columns, wanted, longest)
+            self.pick = ColumnSelector(_opened(first, columns), False, columns, wanted, longest)
         except UserError as error:
             raise error.of(name) from None
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.core import UserError
 from regard.errors import in_one_line, nearest, short, shown
-from regard.files.reading import must_be
+from regard.files.reading import check_type
 from regard.schema import fit
 
 RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.items()}  # as Pillow numbers them
@@ -39,7 +39,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 
 @dataclass(frozen=True)
-class Lens:
+class ImageProcessor:
     """How a picture becomes what a model takes.
 
     size:      height and width, whatever shape the picture has; one number: so long becomes its shorter side; None: the
@@ -73,12 +73,12 @@ class Lens:
                 )
         for name in ("mean", "std"):
             numbers = getattr(self, name)
-            must_be(numbers, list[float] | None)
+            check_type(numbers, list[float] | None)
             if numbers is not None and len(numbers) not in (1, self.channels):
                 raise UserError(f"{name} has {len(numbers)} numbers for {self.channels} channels")
 
     @classmethod
-    def read(cls, table: dict[str, Any]) -> Lens:
+    def read(cls, table: dict[str, Any]) -> ImageProcessor:
         """From a run.json, unknown keys refused."""
         return cls(**fit(cls, table, {}, "images"))
 
@@ -152,14 +152,14 @@ def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return pixels[:, top : top + height, left : left + width]
 
 
-def usual(sides: Iterable[int], channels: int = 3, clip: bool = False) -> Lens:
+def usual(sides: Iterable[int], channels: int = 3, clip: bool = False) -> ImageProcessor:
     """What is done where nothing is said, for a model of images this large: as with ViT, or as with CLIP."""
     sides = list(sides)
     if channels != 3:
-        return Lens(sides, mean=[0.5], std=[0.5], channels=channels)
+        return ImageProcessor(sides, mean=[0.5], std=[0.5], channels=channels)
     if clip:
-        return Lens(min(sides), sides, "bicubic", mean=list(CLIP_MEAN), std=list(CLIP_STD))
-    return Lens(sides, mean=list(HALF), std=list(HALF))
+        return ImageProcessor(min(sides), sides, "bicubic", mean=list(CLIP_MEAN), std=list(CLIP_STD))
+    return ImageProcessor(sides, mean=list(HALF), std=list(HALF))
 
 
 class Preprocessor(TypedDict, total=False):
@@ -177,7 +177,7 @@ class Preprocessor(TypedDict, total=False):
     resample: int
 
 
-def from_preprocessor(told: dict[str, Any], channels: int = 3) -> Lens:
+def from_preprocessor_config(told: dict[str, Any], channels: int = 3) -> ImageProcessor:
     """What preprocessor_config.json says. What it leaves out is as its class has it: ViT's, or CLIP's."""
     kind = str(told.get("image_processor_type") or told.get("feature_extractor_type") or "")
     clip = "CLIP" in kind
@@ -194,11 +194,11 @@ def from_preprocessor(told: dict[str, Any], channels: int = 3) -> Lens:
     names = [name for name, kind in RESAMPLE.items() if int(kind) == number]
     if not names:
         raise UserError(f"preprocessor_config.json says resample = {number!r}, which Pillow does not know")
-    return Lens(size, crop if crop is None or isinstance(crop, list) else [crop] * 2, names[0], factor, mean, std,
+    return ImageProcessor(size, crop if crop is None or isinstance(crop, list) else [crop] * 2, names[0], factor, mean, std,
                 channels)  # fmt: skip
 
 
-def to_preprocessor(lens: Lens, kind: str) -> dict[str, Any]:
+def to_preprocessor_config(lens: ImageProcessor, kind: str) -> dict[str, Any]:
     """The same the other way; kind: their class."""
     told: dict[str, Any] = {"image_processor_type": kind, "do_resize": lens.size is not None}
     if lens.size is not None:

@@ -10,10 +10,10 @@ from regard.core import UserError
 from regard.errors import short
 from regard.files.reading import Natural
 
-from .columns import Bad, Pick
+from .columns import Bad, ColumnSelector
 from .conll import Conll, is_conll
 from .folder import looks_like_table
-from .forms import form_of
+from .forms import format_of
 from .read import LONGEST, open_table
 
 TEXTS = {"pairs": 1, "text": 1, "matches": 2, "tags": 1}  # columns of a record that are read; the others are answers
@@ -30,7 +30,7 @@ class Layout(TypedDict, total=False):
     width: Natural
 
 
-def layout_of(pick: Pick | None) -> Layout | None:
+def layout_of(pick: ColumnSelector | None) -> Layout | None:
     """Return what run.json keeps of the columns of a table; None: there are none."""
     return None if pick is None else {"taken": pick.taken, "names": list(map(str, pick.names)), "width": pick.width}
 
@@ -46,7 +46,7 @@ def matching(file: Path, layout: Layout, most: int | None = None) -> tuple[str, 
 
     most: so many of them, from the first on; None: all.
     """
-    if form_of(file) == "text" and not looks_like_table(file):
+    if format_of(file) == "text" and not looks_like_table(file):
         return None
     taken, names = layout.get("taken", [])[:most], layout.get("names", [])
     if _pick(file, taken, named=True):
@@ -57,7 +57,7 @@ def matching(file: Path, layout: Layout, most: int | None = None) -> tuple[str, 
     return tuple(places) if pick and (width is None or pick.width == width) else None
 
 
-def _pick(file: Path, columns: Sequence[str], named: bool) -> Pick | None:
+def _pick(file: Path, columns: Sequence[str], named: bool) -> ColumnSelector | None:
     """Return what takes these columns out of a table whose columns have names, or have none."""
     if not columns or all(column.isdecimal() for column in columns) == named:
         return None
@@ -82,7 +82,7 @@ def texts_of(file: Path, kind: str, layout: Layout | None) -> Iterator[str | tup
     columns = matching(file, layout, most) if layout else None
     if columns is not None:
         return _texts(open_table(file, columns), most)
-    if kind == "text" or form_of(file) != "tsv":
+    if kind == "text" or format_of(file) != "tsv":
         return None
     width = open_table(file, ("0",), header=False).pick.width
     if width <= most:

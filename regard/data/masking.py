@@ -19,7 +19,7 @@ NEXT, ELSEWHERE = 0, 1  # where the second text of a pair is from
 TRIES = 20
 
 
-class Hide:
+class TokenMasker:
     """Some tokens of a sequence are asked for: most are hidden by the mask, some replaced, some left.
 
     share:      of the tokens.
@@ -66,7 +66,7 @@ class Hide:
         return open_to[taken[word]]
 
 
-class Masking:
+class MaskedBatches:
     """Batches of stretches of one long text, each epoch cut at new places.
 
     stream:        (time,) the text in tokens.
@@ -81,7 +81,7 @@ class Masking:
         self,
         stream: np.ndarray,
         tokenizer: Tokenizer,
-        hide: Hide,
+        hide: TokenMasker,
         context: int,
         budget: int,
         seed: int,

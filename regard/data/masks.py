@@ -25,13 +25,13 @@ def mask_of(tokenizer: Tokenizer) -> str | None:
     return next((name for name in NAMES if tokenizer.inner.token_to_id(name) is not None), None)
 
 
-def with_marks(tokenizer: Tokenizer) -> Tokenizer:
+def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same with a mask, and with start and end around texts and pairs of texts, where it had none."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     if mask_of(tokenizer) is None:
         spaced = Pieces(tokenizer).spaced  # the mask stands for a piece with the space before it
         inner.add_special_tokens([AddedToken(MASK, special=True, normalized=False, lstrip=spaced)])
-    if not tokenizer.sets_marks:
+    if not tokenizer.adds_special_tokens:
         marks = {str(inner.id_to_token(number)): number for number in (tokenizer.start, tokenizer.end)}
         start, end = (str(inner.id_to_token(number)) for number in (tokenizer.start, tokenizer.end))
         inner.post_processor = TemplateProcessing(
@@ -41,7 +41,7 @@ def with_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 
 @contextmanager
-def reading_masks(tokenizer: Tokenizer) -> Iterator[None]:
+def parsing_special_tokens(tokenizer: Tokenizer) -> Iterator[None]:
     """Meanwhile, '[MASK]' in a text is the mask; as are other marks."""
     tokenizer.inner.encode_special_tokens = False
     try:

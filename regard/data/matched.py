@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.core import Model, UserError
 
-from .batches import Batch, Bucketed, Sequences, pad_rows
+from .batches import Batch, BucketedBatches, Sequences, pad_rows
 from .tokenizer import Tokenizer
 
 Answers = Callable[[Sequence[np.ndarray]], Tensor]
@@ -58,7 +58,7 @@ class MatchCoder:
         first = max(left - len(two), min(len(one), left // 2))
         one.truncate(first)
         two.truncate(left - len(one))
-        if self.source.sets_marks:
+        if self.source.adds_special_tokens:
             both = inner.post_process(one, two, add_special_tokens=True)
             return both.ids, both.type_ids
         ids = [[*text.ids, self.source.end] for text in (one, two)]
@@ -68,7 +68,7 @@ class MatchCoder:
         return ["matched", self.labels is None, self.types]
 
 
-def types_of(model: Model) -> int | None:
+def num_segment_types(model: Model) -> int | None:
     """Texts that a model's embed tells apart, where it has a table of them."""
     table = getattr(model.embed, "segment_table", None)
     return None if table is None else len(table)
@@ -91,18 +91,18 @@ def bits(text: str) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-def labels_in(answers: Sequence[np.ndarray]) -> Tensor:
+def decode_labels(answers: Sequence[np.ndarray]) -> Tensor:
     return torch.tensor([int(answer[0]) for answer in answers])
 
 
-def numbers_in(answers: Sequence[np.ndarray]) -> Tensor:
+def decode_numbers(answers: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.array([answer[0] for answer in answers], np.int32).view(np.float32))
 
 
-class Matched:
+class MatchBatches:
     """Batches of pairs: `targets` is (batch,), labels or numbers.
 
-    answers: reads them, labels_in or numbers_in.
+    answers: decode_labels or decode_numbers.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Matched:
         shuffle: bool = True,
         rows: int = 0,
     ):
-        self.inner, self.answers = Bucketed(data, budget, seed, 0, pad, shuffle, rows), answers
+        self.inner, self.answers = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows), answers
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

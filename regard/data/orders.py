@@ -10,16 +10,16 @@ from torch import Tensor
 from regard.core import Pattern, UserError, find
 
 from .batches import Batch
-from .streams import Streams
+from .streams import StreamBatches
 
 
-class Orders:
+class PermutedBatches:
     """streams: the text; every batch goes on where the one before it ended.
     every:      one token in so many is asked for.
     seed:       of the orders, which are new ones in every epoch.
     """
 
-    def __init__(self, streams: Streams, every: int, seed: int):
+    def __init__(self, streams: StreamBatches, every: int, seed: int):
         if every < 2:
             raise UserError(f"objective.every must be at least 2, so that something is known, not {every}")
         if streams.context < 2:

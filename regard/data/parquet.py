@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .columns import Bad, Pick
+from .columns import Bad, ColumnSelector
 from .forms import Numbered, check_contents, opened, stamp
 
 ROWS = 4096  # read together
@@ -33,7 +33,7 @@ class Parquet:
         with self._file() as file:
             names = dict.fromkeys(file.schema_arrow.names)
         try:
-            self.pick = Pick(names, False, columns, wanted, longest)
+            self.pick = ColumnSelector(names, False, columns, wanted, longest)
         except UserError as error:
             raise error.of(self.name) from None
 

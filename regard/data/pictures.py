@@ -21,7 +21,7 @@ from regard.errors import in_one_line, short
 from .arrays import read_arrays
 from .batches import Batch
 from .folder import WORDS, beside
-from .images import Lens, open_image
+from .images import ImageProcessor, open_image
 from .split import by_hash, place
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -31,7 +31,7 @@ Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Shown:
+class LabeledImages:
     """Some pictures and what is said of each.
 
     files:   where they are, or their pixels, (height, width) or (height, width, channels) each.
@@ -54,18 +54,20 @@ class Shown:
             return open_image(one)
         return Image.fromarray(one[..., 0] if one.ndim == 3 and one.shape[-1] == 1 else one)
 
-    def only(self, numbers: Sequence[int], part: str) -> Shown:
+    def only(self, numbers: Sequence[int], part: str) -> LabeledImages:
         files = self.files[list(numbers)] if isinstance(self.files, np.ndarray) else [self.files[n] for n in numbers]
-        return Shown(f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers])
+        return LabeledImages(
+            f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers]
+        )
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageCorpus:
     """What there is to learn from, and what a user may want to know about it."""
 
-    train: Shown
-    dev: Shown | None = None
-    test: Shown | None = None
+    train: LabeledImages
+    dev: LabeledImages | None = None
+    test: LabeledImages | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -75,13 +77,13 @@ class Pictures:
         return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
 
 
-def open_pictures(
+def open_images(
     data: str | Path,
     dev: str | Path | float | None = None,
     test: str | Path | float | None = None,
     seed: int = 1,
     texts: bool = False,
-) -> Pictures:
+) -> ImageCorpus:
     """data:    a folder or an .npz file of pictures with labels; with `texts`, a .tsv file, or a folder with some.
     dev, test:  the same again; or how much of data to take for them: a share below 1, a number of pictures, 0 for none.
     """
@@ -105,13 +107,13 @@ def open_pictures(
         begin, end = part.share.begin, part.share.end
         parts[name] = whole.only([n for n, at in enumerate(places) if begin <= at < end], name)
     counts = ", ".join(f"{len(parts[name]):,} for {name}" for name in PARTS if name in parts)
-    made = Pictures(parts["train"], parts.get("dev"), parts.get("test"), notes)
+    made = ImageCorpus(parts["train"], parts.get("dev"), parts.get("test"), notes)
     classes = "" if texts else f" of {len(made.labels)} classes"
     notes.insert(0, f"{short(path)}: pictures{classes}, {counts}")
     return made
 
 
-def open_part(data: str | Path, part: str, texts: bool = False) -> Shown | None:
+def open_part(data: str | Path, part: str, texts: bool = False) -> LabeledImages | None:
     """One part of some pictures: train, dev or test; all of them, where they have no parts."""
     parts = _read(Path(data), texts, [])
     return next(iter(parts.values())) if len(parts) == 1 else parts.get(part)
@@ -124,7 +126,7 @@ def _is_number(given: str | Path | float) -> bool:
         return False
 
 
-def _alone(path: Path, texts: bool, notes: list[str]) -> Shown:
+def _alone(path: Path, texts: bool, notes: list[str]) -> LabeledImages:
     """All that is there, as one part."""
     parts = _read(path, texts, notes)
     if len(parts) != 1:
@@ -132,7 +134,7 @@ def _alone(path: Path, texts: bool, notes: list[str]) -> Shown:
     return next(iter(parts.values()))
 
 
-def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, Shown]:
+def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, LabeledImages]:
     if not path.exists():
         raise UserError(f"there is no '{short(path)}' to take pictures from{beside(path)}")
     if texts:
@@ -148,7 +150,7 @@ def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, Shown]:
     return {part: _folder(folder, notes) for part, folder in inside.items() if folder is not None}
 
 
-def _folder(folder: Path, notes: list[str]) -> Shown:
+def _folder(folder: Path, notes: list[str]) -> LabeledImages:
     """A class for each folder in it."""
     files, answers, others = [], [], 0
     for within in sorted(one for one in folder.iterdir() if one.is_dir()):
@@ -165,10 +167,10 @@ def _folder(folder: Path, notes: list[str]) -> Shown:
         )
     if others:
         notes.append(f"{short(folder)}: {others:,} files are no pictures by their names, and are left out")
-    return Shown(short(folder), files, answers, [str(path.relative_to(folder)) for path in files])
+    return LabeledImages(short(folder), files, answers, [str(path.relative_to(folder)) for path in files])
 
 
-def _arrays(path: Path) -> dict[str, Shown]:
+def _arrays(path: Path) -> dict[str, LabeledImages]:
     arrays = read_arrays(path)
     parts = {}
     for part in PARTS:
@@ -180,7 +182,7 @@ def _arrays(path: Path) -> dict[str, Shown]:
     return parts
 
 
-def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> Shown:
+def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> LabeledImages:
     images, labels = arrays[f"{before}images"], arrays.get(f"{before}labels")
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (1, 3)):
         raise UserError(
@@ -197,10 +199,10 @@ def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> Shown:
         answers = [str(names[label]) for label in labels]
     else:
         raise UserError(f"{short(path)}: {before}labels should be numbers from 0 to {len(names) - 1}, as many as names")
-    return Shown(f"{short(path)}", images, answers, [str(number) for number in range(len(images))])
+    return LabeledImages(f"{short(path)}", images, answers, [str(number) for number in range(len(images))])
 
 
-def _tables(path: Path) -> dict[str, Shown]:
+def _tables(path: Path) -> dict[str, LabeledImages]:
     if not path.is_dir():
         return {"train": _table(path)}
     named = {part: next((path / f"{word}.tsv" for word in words if (path / f"{word}.tsv").is_file()), None)
@@ -211,7 +213,7 @@ def _tables(path: Path) -> dict[str, Shown]:
     return found
 
 
-def _table(path: Path) -> Shown:
+def _table(path: Path) -> LabeledImages:
     files, answers = [], []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -225,11 +227,16 @@ def _table(path: Path) -> Shown:
         answers.append(text.strip())
     if not files:
         raise UserError(f"{short(path)} names no picture")
-    return Shown(short(path), files, answers, [str(file) for file in files])
+    return LabeledImages(short(path), files, answers, [str(file) for file in files])
 
 
-def prepare_pictures(
-    shown: Shown, answers: Iterable[int], lens: Lens, path: Path, skip: bool = False, tick: Tick = lambda done: None
+def prepare_images(
+    shown: LabeledImages,
+    answers: Iterable[int],
+    lens: ImageProcessor,
+    path: Path,
+    skip: bool = False,
+    tick: Tick = lambda done: None,
 ) -> tuple[np.ndarray, int]:
     """Pixels and the number of every answer, in a file that is read a batch at a time, and how many pictures could not
     be read. skip: leave those out instead of refusing."""
@@ -263,7 +270,7 @@ def prepare_pictures(
 class Seen:
     """Batches of so many pictures with a number each, epoch after epoch in a new order."""
 
-    def __init__(self, rows: np.ndarray, lens: Lens, count: int, seed: int, shuffle: bool = True):
+    def __init__(self, rows: np.ndarray, lens: ImageProcessor, count: int, seed: int, shuffle: bool = True):
         self.rows, self.lens, self.count, self.seed, self.shuffle = rows, lens, max(count, 1), seed, shuffle
 
     def epoch(self, number: int) -> list[np.ndarray]:

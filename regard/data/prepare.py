@@ -142,7 +142,7 @@ def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tic
     """One long array of token numbers, (time,), mapped into memory. The end mark follows every document, and stands for
     the line ends of a running text where the tokenizer has no token for them."""
     path = Path(path)
-    marked = lines.documents or not tokenizer.keeps_lines()
+    marked = lines.documents or not tokenizer.keeps_newlines()
     key = _key(lines, [tokenizer], [])
     if not _done(path, key):
         with _written(path, key) as (part, _), open(part, "wb") as file:

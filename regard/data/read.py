@@ -20,9 +20,9 @@ from regard.core import UserError
 from regard.errors import nearest, short
 
 from . import folder, hub, split
-from .columns import Bad, Pick
-from .conll import Checked, Conll, sentences_a_line
-from .forms import Numbered, Parallel, Table, Text, form_of
+from .columns import Bad, ColumnSelector
+from .conll import Checked, Conll, has_sentence_per_line
+from .forms import Numbered, Parallel, Table, Text, format_of
 from .parquet import Parquet
 
 LONGEST = 50_000  # characters of a text
@@ -65,7 +65,7 @@ class Records:
         return self.files[0].documents
 
     @property
-    def pick(self) -> Pick | None:
+    def pick(self) -> ColumnSelector | None:
         """What takes the columns out of the first file; None where there are no columns."""
         return getattr(self.files[0], "pick", None)
 
@@ -237,7 +237,7 @@ def open_table(
     if columns is None:
         pick = open_table(path, ("0",), header, longest).pick
         columns = tuple(map(str, pick.names or range(pick.width)))
-    form = form_of(path)
+    form = format_of(path)
     if form == "parquet":
         return Parquet(path, columns, len(columns), longest)
     return Table(path, "tsv" if form == "text" else form, columns, len(columns), longest, header)
@@ -268,10 +268,10 @@ class _Opener:
                 raise UserError(f"two files, {short(place[0])} and {short(place[1])}, are pairs, and {wanted} wanted")
             return Parallel(place[0], place[1], self.longest)
         (path,) = place
-        form = form_of(path)
+        form = format_of(path)
         if form == "text" and self.kind == "text":
             return Text(path)
-        if self.kind == "tags" and form in ("text", "tsv") and not sentences_a_line(path):
+        if self.kind == "tags" and form in ("text", "tsv") and not has_sentence_per_line(path):
             return Conll(path, self.columns, self.longest)
         if form == "text":
             if not folder.looks_like_table(path):

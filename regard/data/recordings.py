@@ -30,7 +30,7 @@ LOUD = 2**15
 SCHEMA = pa.schema([("source", pa.list_(pa.int16())), ("target", pa.list_(pa.int32()))])
 
 
-def root_of(lines: Lines) -> Path:
+def folder_of(lines: Lines) -> Path:
     """Names of recordings are meant from where the table stands that names them."""
     first = lines.records.files[0]
     return Path(getattr(first, "path", None) or first.paths[0]).parent  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def prepare_sounds(
     limits: samples and tokens at the most; longer examples are left out.
     skip:   leave out recordings that cannot be read, instead of refusing them.
     """
-    root = root_of(lines)
+    root = folder_of(lines)
     key = _key(lines, [tokenizer], limits, ["sounds", skip, _stamps(lines, root)])
     if not _done(path, key):
         with _written(path, key) as (part, note):
@@ -120,7 +120,7 @@ def asked(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Ba
     return Batch(tokens, targets, None if bool(valid.all()) else valid, count=count)
 
 
-class Recorded:
+class RecordingBatches:
     """Batches of so many recordings with their texts, epoch after epoch in a new order."""
 
     def __init__(

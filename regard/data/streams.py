@@ -14,7 +14,7 @@ from regard.core import UserError
 from .batches import IGNORE, Batch, pad_rows
 
 
-class Streams:
+class StreamBatches:
     """Batches of `rows` streams in segments of `context` tokens, from the beginning to the end of each; every epoch is
     cut at a new offset. What comes at the end of an epoch is shorter."""
 

@@ -55,7 +55,7 @@ class Growth(NamedTuple):
         )
 
 
-def must_be_tame(table: Any) -> None:
+def check_growth(table: Any) -> None:
     """Refuse what a tokenizer.json holds where texts or tokens could become too long."""
     if not isinstance(table, dict):
         return  # the library says what is wrong

@@ -27,7 +27,7 @@ from regard.files.reading import Natural, read_text
 from regard.machine import interruptible
 
 from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps
-from .tame import must_be_tame
+from .tame import check_growth
 
 VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
 
@@ -100,7 +100,7 @@ class Tokenizer:
             raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
 
     @classmethod
-    def of_labels(cls, texts: Iterable[str], ordered: bool = False) -> Tokenizer:
+    def from_labels(cls, texts: Iterable[str], ordered: bool = False) -> Tokenizer:
         """A whole text is one token: the label of another text. ordered: numbered as they come, not by name."""
         return cls(labels(texts, ordered))
 
@@ -108,14 +108,14 @@ class Tokenizer:
     def load(cls, path: str | Path, marks: Marks | None = None) -> Tokenizer:
         """One that was saved here, or any tokenizer.json. Special tokens that it does not have are added to it, unless
         `marks` says what serves for them."""
-        inner = cls.inner_of(Path(path))
+        inner = cls.load_inner(Path(path))
         try:
             return cls(inner, marks)
         except BaseException as error:
             raise _told(error, f"{short(path)} is no tokenizer") from None
 
     @staticmethod
-    def inner_of(path: Path) -> tokenizers.Tokenizer:
+    def load_inner(path: Path) -> tokenizers.Tokenizer:
         """The library's tokenizer in a tokenizer.json, once it is known not to explode."""
         try:
             table = json.loads(read_text(path))
@@ -124,7 +124,7 @@ class Tokenizer:
                 raise
             raise UserError(f"{short(path)} is no tokenizer, not even JSON: {in_one_line(error)}") from None
         try:
-            must_be_tame(table)
+            check_growth(table)
             return tokenizers.Tokenizer.from_str(json.dumps(table))  # the very table that was looked at
         except UserError as error:
             raise error.of(short(path)) from None
@@ -155,14 +155,14 @@ class Tokenizer:
     def frame(self, texts: Sequence[str]) -> list[list[int]]:
         """Token numbers of each text with the marks that a model reads around it: those that the tokenizer itself
         sets, such as [CLS] and [SEP]; else the end mark."""
-        if not self.sets_marks:
+        if not self.adds_special_tokens:
             return [[*ids, self.end] for ids in self.encode(texts)]
         with _without_panic():
             return [one.ids for one in self.inner.encode_batch_fast(_whole(texts), add_special_tokens=True)]
 
     def frame_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Two texts as one, with marks, and for each token the segment it is of: 0 or 1."""
-        if self.sets_marks:
+        if self.adds_special_tokens:
             both = [tuple(_whole(pair)) for pair in pairs]
             with _without_panic():
                 return [(one.ids, one.type_ids) for one in self.inner.encode_batch(both, add_special_tokens=True)]
@@ -170,7 +170,7 @@ class Tokenizer:
         return [([*one, *two], [0] * len(one) + [1] * len(two)) for one, two in sides]
 
     @property
-    def sets_marks(self) -> bool:
+    def adds_special_tokens(self) -> bool:
         """Whether it comes with a template for marks, as those of BERT do."""
         return self.inner.num_special_tokens_to_add(False) > 0
 
@@ -214,7 +214,7 @@ class Tokenizer:
             raise UserError(f"the label '{label}' is none of those that were learned{near}")
         return [number for number in found if number is not None]
 
-    def keeps_lines(self) -> bool:
+    def keeps_newlines(self) -> bool:
         """A line end is a token, not just a gap between words."""
         return bool(self.encode(["\n"])[0])
 

@@ -45,7 +45,7 @@ def write(run: Run, folder: Path, numbers: str | None) -> None:
         spec.register_source_vocabulary(_words(run.source, model.source_vocab))
         spec.register_target_vocabulary(_words(run.target, model.vocab))
         spec.config.decoder_start_token = run.target.inner.id_to_token(run.target.start)
-        spec.config.add_source_eos = not run.source.sets_marks
+        spec.config.add_source_eos = not run.source.adds_special_tokens
     for mark, number in (("bos", run.target.start), ("eos", run.target.end), ("unk", run.target.unk)):
         setattr(spec.config, f"{mark}_token", run.target.inner.id_to_token(number))
     spec.config.layer_norm_epsilon = _epsilon(model)

@@ -70,7 +70,7 @@ def _save_tokenizers(run: Any, folder: Path) -> tuple[str, str]:
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
     """The same tokenizer, which also appends the end mark where `Tokenizer.frame` would do so."""
-    if tokenizer.sets_marks:
+    if tokenizer.adds_special_tokens:
         return tokenizer
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     end = {"id": "end", "ids": [tokenizer.end], "tokens": [inner.id_to_token(tokenizer.end)]}

@@ -55,14 +55,14 @@ def read_json(path: Path, schema: Any = dict) -> Any:
     if (schema is dict or typing.is_typeddict(schema)) and not isinstance(told, dict):
         raise UserError(f"{short(path)} is no table")
     try:
-        must_be_plain(told)
-        must_be(told, schema)
+        check_plain(told)
+        check_type(told, schema)
     except UserError as error:
         raise error.of(short(path)) from None
     return told
 
 
-def announced_bytes(file: IO[bytes]) -> int:
+def npy_bytes(file: IO[bytes]) -> int:
     """The size of the array that the header of an .npy file announces."""
     from numpy.lib import format as npy
 
@@ -72,7 +72,7 @@ def announced_bytes(file: IO[bytes]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def must_be_plain(value: Any, depth: int = 0) -> None:
+def check_plain(value: Any, depth: int = 0) -> None:
     """Refuse numbers of more than 64 bits and tables nested beyond all use: nothing later has to expect them."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UserError("holds a whole number of more than 64 bits")
@@ -81,10 +81,10 @@ def must_be_plain(value: Any, depth: int = 0) -> None:
     if depth == DEEPEST:
         raise UserError(f"holds tables or lists that are nested more than {DEEPEST} deep")
     for one in value.values() if isinstance(value, dict) else value:
-        must_be_plain(one, depth + 1)
+        check_plain(one, depth + 1)
 
 
-def must_be(value: Any, schema: Any) -> None:
+def check_type(value: Any, schema: Any) -> None:
     """Refuse a value that is not of a type. The type is made of int, float, str, bool, None, Any, list[...],
     dict[str, ...], unions, TypedDicts, dataclasses, and Annotated numbers with a Range. A float is finite."""
     bare, bounds = _taken_apart(schema)
@@ -119,13 +119,13 @@ def _one_of(value: Any, kinds: tuple[Any, ...]) -> None:
     for kind in kinds:
         bare = _taken_apart(kind)[0]
         if _is(value, typing.get_origin(bare) or bare):
-            return must_be(value, kind)
+            return check_type(value, kind)
     raise UserError(f"is {shown(value)}, and should be {' or '.join(map(words, kinds))}")
 
 
 def _inside(entry: str, value: Any, schema: Any) -> None:
     try:
-        must_be(value, schema)
+        check_type(value, schema)
     except UserError as error:
         raise error.inside(entry) from None
 

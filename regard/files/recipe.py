@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import UserError, in_one_line, nearest, short
 from regard.synonyms import SYNONYMS
 
-from .reading import must_be, must_be_plain, read_text
+from .reading import check_plain, check_type, read_text
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
@@ -58,7 +58,7 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
     sections = dict.fromkeys(("objective", "train", "decode"), dict)
     for entry, kind in (sections | dict.fromkeys(("title", "paper", "idea"), str)).items():
         try:
-            must_be(recipe.get(entry, kind()), kind)
+            check_type(recipe.get(entry, kind()), kind)
         except UserError as error:
             raise error.inside(entry) from None
     return recipe
@@ -84,7 +84,7 @@ def read(name: str | Path) -> Recipe:
     except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
         raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
     try:
-        must_be_plain(written)
+        check_plain(written)
     except UserError as error:
         raise error.of(called(path)) from None
     return written
@@ -156,7 +156,7 @@ def override(recipe: Recipe, text: str) -> None:
         raise UserError(f"override '{text}': no entry '{keys[0]}'{hint}")
     here: Any = recipe
     try:
-        must_be_plain(value)
+        check_plain(value)
         for key in keys[:-1]:
             here = _enter(here, key)
         _set(here, keys[-1], value)

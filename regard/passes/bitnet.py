@@ -26,7 +26,7 @@ from regard.core.passes import exchange
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 
 LEAST = 1e-5  # of s and m, so that nothing is divided by zero
 STEPS = 127  # of an input, on each side of zero
@@ -222,7 +222,7 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
     exchange(model, lambda _, module: PackedLinear.of(module) if isinstance(module, BitLinear) else None)
     model.to(FORMS[rest])
     model.recipe["model"]["passes"] = [changed if one in ("bitnet", table) else one for one in passes]  # type: ignore
-    save_beside(model, run, out)
+    save_derived(model, run, out)
     return Sizes(*((folder / "model.safetensors").stat().st_size for folder in (run, out)))
 
 

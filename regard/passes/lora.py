@@ -22,7 +22,7 @@ from regard.core.passes import exchange
 from regard.errors import short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 
 LETTERS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # maps of an attention
 
@@ -129,4 +129,4 @@ def merge_run(run: str | Path, out: str | Path) -> None:
         merge(model)
     except UserError as error:
         raise error.of(short(run)) from None
-    save_beside(model, run, out)
+    save_derived(model, run, out)

@@ -82,7 +82,7 @@ def read(folder: Path, device: str = "cpu") -> Stored:
     told = about(folder)
     reads_tokens = told.get("tokenizers") != []
     source, target = tokenizers(folder) if reads_tokens else (None, None)
-    must_have(device)
+    check_device(device)
     finished = checkpoint.finished(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
     stored = Stored(folder, model, source, target, told, note)
@@ -146,7 +146,7 @@ def about(folder: Path) -> dict[str, Any]:
     return read_json(path, Told)
 
 
-def must_have(device: str) -> None:
+def check_device(device: str) -> None:
     """Refuse a device that is not here."""
     try:
         torch.empty(0, device=device)
@@ -154,17 +154,17 @@ def must_have(device: str) -> None:
         raise UserError(f"there is no device '{device}' here: {in_one_line(error)}") from None
 
 
-def save_beside(model: Model, run: Path, out: Path) -> None:
+def save_derived(model: Model, run: Path, out: Path) -> None:
     """A model made of a run's: to be used as the run was, with its tokenizers and what is told about it."""
     check_run_folder(run)
     out.mkdir(parents=True, exist_ok=True)
     for beside in run.glob("*.json"):
         shutil.copy(beside, out)
-    keep_origin(run, out)
+    copy_origin(run, out)
     save(model, out)
 
 
-def keep_origin(run: Path, out: Path) -> None:
+def copy_origin(run: Path, out: Path) -> None:
     """What a model that came from elsewhere brought with it, for when it goes back."""
     if (run / "origin").is_dir():
         copy_files(run / "origin", out / "origin")

@@ -21,13 +21,13 @@ from regard import metrics as measures
 from regard.core import Towers, UserError
 from regard.data import Tokenizer, once
 from regard.data.batches import Batch, pad_rows
-from regard.data.images import Lens, usual
-from regard.data.pictures import Pictures, Seen, Shown, open_pictures, prepare_pictures
+from regard.data.images import ImageProcessor, usual
+from regard.data.pictures import ImageCorpus, LabeledImages, Seen, open_images, prepare_images
 from regard.decode import DecodeConfig
 from regard.parts.objectives.contrastive import Contrastive, both_ways, scores_of
 from regard.parts.objectives.objective import Objective
 
-from .images import TOGETHER, a_few, lens_of, likeliest, part_of
+from .images import TOGETHER, a_few, likeliest, part_of, processor_for
 from .reader import shortened
 from .run import Prediction
 from .task import Say, Task, Tick, silent, unseen
@@ -36,7 +36,7 @@ AMONG = 64  # pairs that are told apart when it is measured
 NUMBER = 24  # bits of a picture's number; the hash of its text stands above them
 
 
-class Pairer:
+class ImageTextMatcher:
     """As a Run is of texts.
 
     text: what a picture may show, for `answers`.
@@ -54,11 +54,11 @@ class Pairer:
         target: Tokenizer,
         folder: Path | None = None,
         note: str = "",
-        lens: Lens | None = None,
+        lens: ImageProcessor | None = None,
     ):
         self.model, self.source, self.folder, self.note = model.eval(), source, folder, note
         self.device = next(model.parameters()).device
-        self.lens = lens_of(folder, model.image, clip=True) if lens is None else lens
+        self.lens = processor_for(folder, model.image, clip=True) if lens is None else lens
         self.text: list[str] = []
 
     @property
@@ -135,11 +135,11 @@ class Pairer:
     def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
         yield self.predict([file], config)[0][0].text
 
-    def examples(self, asked: dict[str, Any], part: str) -> Shown:
+    def examples(self, asked: dict[str, Any], part: str) -> LabeledImages:
         """A part of some data, or of what it was trained with."""
         return part_of(self.model, asked, part, texts=True)
 
-    def evaluate(self, shown: Shown, names: Sequence[str]) -> dict[str, Any]:
+    def evaluate(self, shown: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it: how many pictures in a hundred find their text among 64 and fewer."""
         measures.check(names, self.metrics)
         begun = time.perf_counter()
@@ -148,7 +148,7 @@ class Pairer:
         seconds = {"pictures": time.perf_counter() - begun}
         return {"scores": scores, "signatures": {}, "counts": {"pictures": len(shown)}, "seconds": seconds}
 
-    def _held(self, shown: Shown) -> Iterator[Batch]:
+    def _held(self, shown: LabeledImages) -> Iterator[Batch]:
         for begin in range(0, len(shown), AMONG):
             some = range(begin, min(begin + AMONG, len(shown)))
             images = torch.stack([self.lens.numbers(self.lens.pixels(shown.image(n))) for n in some])
@@ -168,7 +168,7 @@ def measured(model: Towers, batches: Iterable[Batch], device: torch.device | str
     return {"loss": loss / count, "accuracy": 100 * right / count}
 
 
-class Captioned:
+class CaptionBatches:
     """Batches of pictures, and of the texts that `rows` number."""
 
     def __init__(self, seen: Seen, rows: list[list[int]], pad: int):
@@ -184,7 +184,7 @@ class Captioned:
 class Captions(Task):
     learns = "contrastive"
     kind = "towers"
-    predictor = Pairer
+    predictor = ImageTextMatcher
     reads = "captions"
     forced = ("loss", "accuracy")
     decisive = "accuracy"
@@ -197,7 +197,7 @@ class Captions(Task):
                 raise UserError(f"a table names pictures and their texts, so there is no {name} to give")
         if job.data is None:
             raise UserError("which pictures? Give data=, a .tsv file: a picture's file, a tab and what it shows")
-        self.pictures = open_pictures(job.data, job.dev, job.test, self.settings.seed, texts=True)
+        self.pictures = open_images(job.data, job.dev, job.test, self.settings.seed, texts=True)
         return self.pictures
 
     def learn(self, corpus: Any, tick: Tick) -> None:
@@ -213,7 +213,7 @@ class Captions(Task):
         recipe["model"]["end"] = self.source.end
 
     def fit(self, model: Any) -> None:
-        self.lens: Lens = usual(model.image.embed.sides, model.image.embed.channels, clip=True)
+        self.lens: ImageProcessor = usual(model.image.embed.sides, model.image.embed.channels, clip=True)
 
     def about(self) -> dict[str, Any]:
         return {"images": self.lens.table()}
@@ -221,7 +221,7 @@ class Captions(Task):
     def objective(self) -> Objective:
         return Contrastive()  # type: ignore[return-value]
 
-    def batches(self, model: Any, corpus: Pictures, say: Say, tick: Tick) -> Any:
+    def batches(self, model: Any, corpus: ImageCorpus, say: Say, tick: Tick) -> Any:
         s = self.settings
         count = s.batch_size or max(s.batch_tokens // model.image.embed.count, 2)
         return self._prepared(model, corpus.train, "train.images", count, say, tick)
@@ -231,17 +231,17 @@ class Captions(Task):
         return lambda model: measured(model, once(captioned), next(model.parameters()).device)
 
     def _prepared(
-        self, model: Towers, shown: Shown, name: str, count: int, say: Say, tick: Tick, shuffle: bool = True
+        self, model: Towers, shown: LabeledImages, name: str, count: int, say: Say, tick: Tick, shuffle: bool = True
     ) -> Any:
         codes = (number | zlib.crc32(text.encode()) << NUMBER for number, text in enumerate(shown.answers))
         skip = self.job.bad_lines == "skip"
-        rows, lost = prepare_pictures(shown, codes, self.lens, self.data(name), skip, partial(tick, "preparing"))
+        rows, lost = prepare_images(shown, codes, self.lens, self.data(name), skip, partial(tick, "preparing"))
         if lost:
             say(f"{shown.name}: {lost:,} pictures cannot be read and are left out")
         texts = self.run(model, None, False).code(shown.answers, cut=True)
         if model.limit and (long := sum(len(ids) == model.limit for ids in texts)):
             say(f"{shown.name}: {long:,} texts fill the {model.limit} tokens that the model takes, and may be cut")
-        return Captioned(Seen(rows, self.lens, count, self.settings.seed, shuffle), texts, self.source.pad)
+        return CaptionBatches(Seen(rows, self.lens, count, self.settings.seed, shuffle), texts, self.source.pad)
 
     def run(self, model: Any, folder: Path | None, documents: bool) -> Any:
-        return Pairer(model, self.source, self.target, folder, lens=self.lens)
+        return ImageTextMatcher(model, self.source, self.target, folder, lens=self.lens)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from regard.core import Model, UserError
-from regard.data import Batches, Corpus, Labelled, Lines, Sequences, Tokenizer, once
+from regard.data import Batches, Corpus, LabeledBatches, Lines, Sequences, Tokenizer, once
 from regard.data.batches import FIRST_LABEL
 from regard.data.columns import ASK, listed, may_be_header
 from regard.data.matched import number
@@ -31,7 +31,7 @@ from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 FEW = 10  # examples, of which nothing can be told about their labels
 
 
-class Labeller(Reader):
+class TextClassifier(Reader):
     """target: the tokenizer of the labels."""
 
     metrics = ("loss", "accuracy", "f1")
@@ -48,7 +48,7 @@ class Labeller(Reader):
         return list(zip(map(np.array, self.source.frame(texts)), numbers, strict=True))
 
     def batches(self, data: Sequence, budget: int) -> Batches:
-        return Labelled(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore[arg-type]
+        return LabeledBatches(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
@@ -66,7 +66,7 @@ class Labels(Task):
     """
 
     learns = "classify"
-    predictor = Labeller
+    predictor = TextClassifier
     forced = ("loss",)
     answered: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
     always: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -111,7 +111,7 @@ class Labels(Task):
         self.check_labels(corpus)
         learned = set(self.labels(corpus.train))
         asked = (self.labels(lines) for lines in (corpus.dev, corpus.test) if lines is not None)
-        return Tokenizer.of_labels(learned.union(*asked) if len(learned) > 1 else learned)
+        return Tokenizer.from_labels(learned.union(*asked) if len(learned) > 1 else learned)
 
     def check_header(self, corpus: Corpus) -> None:
         """Refuse a file whose first line has a label that no other line has, and that may thus be a header."""
@@ -171,7 +171,9 @@ class Labels(Task):
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
         """Batches of at most so many tokens; of those to learn from, no more rows than the settings say."""
-        return Labelled(data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.batch_size * shuffle)
+        return LabeledBatches(
+            data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.batch_size * shuffle
+        )
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.doubt:

@@ -20,9 +20,9 @@ from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data import Corpus, Lines, Tokenizer, once, prepare_text
 from regard.data.batches import Batch
-from regard.data.columns import is_labelled, shown
-from regard.data.masking import Hide, Masking
-from regard.data.masks import NAMES, Pieces, mask_of, reading_masks, with_marks
+from regard.data.columns import has_label_column, shown
+from regard.data.masking import MaskedBatches, TokenMasker
+from regard.data.masks import NAMES, Pieces, mask_of, parsing_special_tokens, with_special_tokens
 from regard.decode import DecodeConfig
 from regard.parts.objectives.masked import Masked, Noise, measured, token_scores, vectors
 from regard.parts.objectives.objective import Objective
@@ -82,7 +82,7 @@ class Filler(Reader):
         for number, text in enumerate(texts, begun + 1):
             if self.mask not in text:
                 raise UserError(f"line {number} hides nothing: say {self.mask} where a word is to be filled in")
-        with reading_masks(self.source):
+        with parsing_special_tokens(self.source):
             rows, cut = super().code(texts, config, begun)
         mask = self.source.inner.token_to_id(self.mask)
         for number, (text, row) in enumerate(zip(texts, rows, strict=True), begun + 1):
@@ -138,13 +138,15 @@ class Filler(Reader):
         rows = list(lines)
         settings = Settings.read(self.model.recipe.get("train", {}))  # type: ignore[union-attr]
         documents = getattr(lines, "documents", True)
-        marks = [self.source.end] if documents or not self.source.keeps_lines() else []
+        marks = [self.source.end] if documents or not self.source.keeps_newlines() else []
         coded = self.source.encode([text for (text,) in rows])
         stream = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
         context = min(settings.context_length, self.limit or settings.context_length)
-        hide = Hide(self.source, self.noise.share, self.noise.whole_word)
+        hide = TokenMasker(self.source, self.noise.share, self.noise.whole_word)
         budget, pairs = max(settings.batch_tokens, context), self.noise.next_sentence
-        masking = Masking(stream, self.source, hide, context, budget, settings.seed, pairs, documents, shuffle=False)
+        masking = MaskedBatches(
+            stream, self.source, hide, context, budget, settings.seed, pairs, documents, shuffle=False
+        )
         found = measured(self.model, once(masking))  # type: ignore[arg-type]
         told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
         return told | {"seconds": {"loss": time.perf_counter() - begun}}
@@ -175,7 +177,7 @@ class MaskedText(Task):
     def open(self, tick: Callable[[int], None]) -> Corpus:
         corpus = super().open(tick)
         pick = corpus.train.records.pick
-        if pick is not None and self.job.columns is None and is_labelled(pick.names):
+        if pick is not None and self.job.columns is None and has_label_column(pick.names):
             raise UserError(
                 f"{corpus.train.name} holds texts with labels ({', '.join(map(shown, pick.names))}), and this recipe "
                 f"learns from texts alone: say --task classify to learn the labels, or --columns {pick.taken[0]} to "
@@ -184,7 +186,7 @@ class MaskedText(Task):
         return corpus
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
-        return with_marks(super().tokenizer(corpus, kind, tick, *columns))
+        return with_special_tokens(super().tokenizer(corpus, kind, tick, *columns))
 
     def fit(self, model: Model) -> None:
         context = self.settings.context_length
@@ -209,10 +211,12 @@ class MaskedText(Task):
         batches = self._masking(lines, "dev.ids", max(self.settings.batch_tokens, DEV_TOKENS), False, lambda done: None)
         return lambda model: measured(model, once(batches))
 
-    def _masking(self, lines: Lines, name: str, budget: int, shuffle: bool, tick: Callable[[int], None]) -> Masking:
+    def _masking(
+        self, lines: Lines, name: str, budget: int, shuffle: bool, tick: Callable[[int], None]
+    ) -> MaskedBatches:
         s, noise = self.settings, self.noise
         stream = prepare_text(lines, self.target, self.data(name), tick)
-        hide = Hide(self.target, noise.share, noise.whole_word)
-        return Masking(
+        hide = TokenMasker(self.target, noise.share, noise.whole_word)
+        return MaskedBatches(
             stream, self.target, hide, s.context_length, budget, s.seed, noise.next_sentence, lines.documents, shuffle
         )

@@ -20,8 +20,8 @@ from regard import metrics as measures
 from regard.core import Context, Model, UserError
 from regard.data import Tokenizer, once
 from regard.data.batches import Batch
-from regard.data.images import Lens, Preprocessor, from_preprocessor, usual
-from regard.data.pictures import Pictures, Seen, Shown, open_part, open_pictures, prepare_pictures
+from regard.data.images import ImageProcessor, Preprocessor, from_preprocessor_config, usual
+from regard.data.pictures import ImageCorpus, LabeledImages, Seen, open_images, open_part, prepare_images
 from regard.decode import DecodeConfig
 from regard.files.reading import read_json
 from regard.parts.objectives.classify import Classify
@@ -36,16 +36,16 @@ TOGETHER = 16  # pictures that are worked on side by side
 PREPROCESSOR = Path("origin") / "preprocessor_config.json"  # in a run folder that came from elsewhere
 
 
-def lens_of(folder: Path | None, model: Model, clip: bool = False) -> Lens:
+def processor_for(folder: Path | None, model: Model, clip: bool = False) -> ImageProcessor:
     """How a run wants its pictures: as it was trained, as it came with, or as is usual. model: the one that sees."""
     sides, channels = model.embed.sides, model.embed.channels  # type: ignore[union-attr]
     if folder is not None:
         told = about(folder)
         if "images" in told:
-            return Lens.read(told["images"])
+            return ImageProcessor.read(told["images"])
         path = folder / PREPROCESSOR
         if path.is_file():
-            return from_preprocessor(read_json(path, Preprocessor), channels)
+            return from_preprocessor_config(read_json(path, Preprocessor), channels)
     return usual(sides, channels, clip)
 
 
@@ -73,13 +73,13 @@ def likeliest(
         tick(len(some))
 
 
-def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> Shown:
+def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> LabeledImages:
     """A part of some data. asked: as in a Job, and whether it is the run's own; part: train, dev or test."""
     if asked.get("data") is None:
         raise UserError("which pictures? Name them with --data")
     if asked.get("own", True):
         seed = getattr(model, "recipe", {}).get("train", {}).get("seed", 1)
-        found = getattr(open_pictures(asked["data"], asked.get("dev"), asked.get("test"), seed, texts), part)
+        found = getattr(open_images(asked["data"], asked.get("dev"), asked.get("test"), seed, texts), part)
     else:
         found = open_part(asked["data"], part, texts)
     if found is None:
@@ -87,7 +87,7 @@ def part_of(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -
     return found
 
 
-class ImageLabeller:
+class ImageClassifier:
     """As a Run is of texts.
 
     lens:   how pictures become numbers; None: as the folder says.
@@ -103,13 +103,13 @@ class ImageLabeller:
         model: Model,
         folder: Path | None = None,
         note: str = "",
-        lens: Lens | None = None,
+        lens: ImageProcessor | None = None,
         labels: Sequence[str] | None = None,
     ):
         self.model, self.folder, self.note = model.eval(), folder, note
         self.device = next(model.parameters()).device
         self.config = DecodeConfig()
-        self.lens = lens_of(folder, model) if lens is None else lens
+        self.lens = processor_for(folder, model) if lens is None else lens
         classes = getattr(model.head, "classes", 0)
         known = labels if labels is not None else about(folder).get("labels") if folder is not None else None
         self.labels = [str(number) for number in range(classes)] if known is None else list(known)
@@ -158,11 +158,11 @@ class ImageLabeller:
     def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
         yield self.predict([file], config)[0][0].text
 
-    def examples(self, asked: dict[str, Any], part: str) -> Shown:
+    def examples(self, asked: dict[str, Any], part: str) -> LabeledImages:
         """A part of some data, or of what it was trained with."""
         return part_of(self.model, asked, part)
 
-    def evaluate(self, shown: Shown, names: Sequence[str]) -> dict[str, Any]:
+    def evaluate(self, shown: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it: accuracy in percent."""
         measures.check(names, self.metrics)
         begun = time.perf_counter()
@@ -176,7 +176,7 @@ class ImageLabeller:
         return {"scores": scores, "signatures": {}, "counts": {"pictures": len(shown)}, "seconds": seconds}
 
 
-def _held(shown: Shown, numbers: dict[str, int], lens: Lens) -> Iterator[Batch]:
+def _held(shown: LabeledImages, numbers: dict[str, int], lens: ImageProcessor) -> Iterator[Batch]:
     """Batches of pictures that are read as they are wanted."""
     for begin in range(0, len(shown), TOGETHER):
         some = range(begin, min(begin + TOGETHER, len(shown)))
@@ -201,7 +201,7 @@ def measured(model: Model, batches: Iterable[Batch], device: torch.device | str)
 class Images(Task):
     learns = "classify"
     inputs = "images"
-    predictor = ImageLabeller
+    predictor = ImageClassifier
     reads = "images"
     forced = ("loss", "accuracy")
     decisive = "accuracy"
@@ -218,7 +218,7 @@ class Images(Task):
                 raise UserError(f"pictures have their label from their folder, so there is no {name} to give")
         if job.data is None:
             raise UserError("which pictures? Give data=, a folder with a folder for each class, or an .npz file")
-        self.pictures = open_pictures(job.data, job.dev, job.test, self.settings.seed)
+        self.pictures = open_images(job.data, job.dev, job.test, self.settings.seed)
         self.labels = self.pictures.labels
         return self.pictures
 
@@ -231,7 +231,7 @@ class Images(Task):
         recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": len(self.labels)}
 
     def fit(self, model: Model) -> None:
-        self.lens: Lens = usual(model.embed.sides, model.embed.channels)  # type: ignore[union-attr]
+        self.lens: ImageProcessor = usual(model.embed.sides, model.embed.channels)  # type: ignore[union-attr]
 
     def about(self) -> dict[str, Any]:
         return {"labels": self.labels, "images": self.lens.table()}
@@ -239,7 +239,7 @@ class Images(Task):
     def objective(self) -> Objective:
         return Classify(self.settings.label_smoothing)
 
-    def batches(self, model: Model, corpus: Pictures, say: Say, tick: Tick) -> Any:
+    def batches(self, model: Model, corpus: ImageCorpus, say: Say, tick: Tick) -> Any:
         s = self.settings
         rows = s.batch_size or s.batch_tokens // model.embed.count  # type: ignore[operator]
         return Seen(self._prepared(corpus.train, "train.images", say, tick), self.lens, rows, s.seed)
@@ -249,16 +249,16 @@ class Images(Task):
         seen = Seen(rows, self.lens, DEV_TOKENS // model.embed.count, 0, shuffle=False)  # type: ignore[operator]
         return lambda model: measured(model, once(seen), next(model.parameters()).device)  # type: ignore[arg-type]
 
-    def _prepared(self, shown: Shown, name: str, say: Say, tick: Tick) -> Any:
+    def _prepared(self, shown: LabeledImages, name: str, say: Say, tick: Tick) -> Any:
         numbers = {label: number for number, label in enumerate(self.labels)}
         for label in shown.answers:
             if label not in numbers:
                 raise UserError(f"{shown.name}: the class '{label}' stands nowhere in the training data")
         answers, skip = (numbers[label] for label in shown.answers), self.job.bad_lines == "skip"
-        rows, lost = prepare_pictures(shown, answers, self.lens, self.data(name), skip, partial(tick, "preparing"))
+        rows, lost = prepare_images(shown, answers, self.lens, self.data(name), skip, partial(tick, "preparing"))
         if lost:
             say(f"{shown.name}: {lost:,} pictures cannot be read and are left out")
         return rows
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
-        return ImageLabeller(model, folder, lens=self.lens, labels=self.labels)
+        return ImageClassifier(model, folder, lens=self.lens, labels=self.labels)

@@ -14,14 +14,14 @@ from regard.runs.folder import read
 from regard.schema import takes
 
 from . import predictor_for
-from .nodes import NodeLabeller
+from .nodes import NodeClassifier
 from .reader import Reader
 from .run import Run
 
 
 def load(
     folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False
-) -> Run | Reader | NodeLabeller:
+) -> Run | Reader | NodeClassifier:
     """A run folder, as `regard train` leaves it, or several whose models answer together. One that was stopped early
     gives its newest checkpoint, and its `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
@@ -55,7 +55,7 @@ def _together(runs: Sequence[Any]) -> Run:
     return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
 
 
-def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
+def _load(folder: Path, device: str) -> Run | Reader | NodeClassifier:
     stored = read(folder, device)
     model, source, target, note = stored.model, stored.source, stored.target, stored.note
     predictor = predictor_for(model)

@@ -16,7 +16,7 @@ import torch
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Sequences, Tokenizer
 from regard.data.batches import FIRST_LABEL, pad_rows
-from regard.data.matched import MatchCoder, Matched, labels_in, number, numbers_in, types_of
+from regard.data.matched import MatchBatches, MatchCoder, decode_labels, decode_numbers, num_segment_types, number
 from regard.decode import DecodeConfig
 from regard.parts.objectives.classify import Classify
 from regard.parts.objectives.objective import Objective
@@ -57,7 +57,7 @@ class Matcher(Reader):
 
     @cached_property
     def coder(self) -> MatchCoder:
-        return MatchCoder(self.source, None if self.rates else self.target, types_of(self.model))
+        return MatchCoder(self.source, None if self.rates else self.target, num_segment_types(self.model))
 
     def objective(self) -> Objective:
         return Rate() if self.rates else Classify()
@@ -69,8 +69,8 @@ class Matcher(Reader):
         return [tuple(map(np.array, row)) for row in zip(*self.coder(rows), strict=True)]
 
     def batches(self, data: Sequence, budget: int) -> Batches:
-        read = numbers_in if self.rates else labels_in
-        return Matched(data, budget, 0, read, self.source.pad, shuffle=False)  # type: ignore
+        read = decode_numbers if self.rates else decode_labels
+        return MatchBatches(data, budget, 0, read, self.source.pad, shuffle=False)  # type: ignore
 
     def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
         limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
@@ -158,11 +158,11 @@ class Matches(Labels):
         return Rate() if self.rates else super().objective()
 
     def coder(self, model: Model) -> MatchCoder:
-        return MatchCoder(self.source, None if self.rates else self.target, types_of(model))
+        return MatchCoder(self.source, None if self.rates else self.target, num_segment_types(model))
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
-        s, read = self.settings, numbers_in if self.rates else labels_in
-        return Matched(data, budget, s.seed, read, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
+        s, read = self.settings, decode_numbers if self.rates else decode_labels
+        return MatchBatches(data, budget, s.seed, read, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         if self.rates and (self.job.task or not self.job.origin):

@@ -28,7 +28,7 @@ from .task import Say, Task, Tick
 INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
 
 
-class NodeLabeller:
+class NodeClassifier:
     """As a Run is of texts."""
 
     pairs = False
@@ -71,7 +71,7 @@ class NodeLabeller:
 
 class GraphNodes(Task):
     learns = "nodes"
-    predictor = NodeLabeller
+    predictor = NodeClassifier
     reads = "graph"
     forced = ("loss", "accuracy")
     decisive = "accuracy"
@@ -116,4 +116,4 @@ class GraphNodes(Task):
         return nodes
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
-        return NodeLabeller(model, folder)
+        return NodeClassifier(model, folder)

@@ -21,8 +21,8 @@ from regard import metrics as measures
 from regard.bases.cache import write
 from regard.core import Context, Memory, Model, UserError
 from regard.data import Corpus, Lines, once, prepare_text
-from regard.data.orders import Orders
-from regard.data.streams import Streams
+from regard.data.orders import PermutedBatches
+from regard.data.streams import StreamBatches
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.objective import Objective
@@ -74,7 +74,7 @@ class Next(nn.Module):
         return scores.expand(-1, n, -1), Told(held, lengths)
 
 
-class Onward(Run):
+class PermutedRun(Run):
     """Made of the same things as every Run; how good it is, its own objective tells."""
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
@@ -108,19 +108,19 @@ class Onward(Run):
         return told | {"counts": {"examples": len(rows), "tokens": count}}
 
 
-def in_orders(text: np.ndarray, context: int, orderly: Orderly) -> Orders:
+def in_orders(text: np.ndarray, context: int, orderly: Orderly) -> PermutedBatches:
     """A text to be evaluated on."""
     if len(text) < 3:
         raise UserError(f"a text of {len(text)} tokens is too short to tell how good a model is")
     context = min(context, len(text) - 1)
     rows = max(1, min(BUDGET // context, len(text) // (4 * context)))
-    return Orders(Streams(text, context, rows, 0), orderly.every, 0)
+    return PermutedBatches(StreamBatches(text, context, rows, 0), orderly.every, 0)
 
 
 class PermutedText(Text):
     learns = "permuted"
     kind = "encoder"
-    predictor = Onward
+    predictor = PermutedRun
 
     def ask(self, names: Sequence[str]) -> None:
         self.orderly = Orderly(**fit(Orderly, self.own, {}, "objective"))
@@ -136,8 +136,10 @@ class PermutedText(Text):
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
         s = self.settings
         text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        streams = Streams(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
-        return Orders(streams, self.orderly.every, s.seed)
+        streams = StreamBatches(
+            text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed
+        )
+        return PermutedBatches(streams, self.orderly.every, s.seed)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         text = prepare_text(lines, self.target, self.data("dev.ids"))

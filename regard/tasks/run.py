@@ -60,7 +60,7 @@ class Prediction(NamedTuple):
     alignment: Alignment | None = None
 
 
-class Coded(NamedTuple):
+class EncodedInput(NamedTuple):
     """An input in tokens."""
 
     ids: list[int]  # of a source, with its marks
@@ -135,12 +135,12 @@ class Run:
     @cached_property
     def marked(self) -> bool:
         """Whether a language model's texts end in an end mark: those of a running text only if lines do not show."""
-        return self.documents or not self.target.keeps_lines()
+        return self.documents or not self.target.keeps_newlines()
 
     def ends(self, documents: bool) -> bool:
         """Whether texts to be measured on end in an end mark: as in training. documents: they are separate ones, which
         counts for a model from elsewhere."""
-        return documents or not self.target.keeps_lines() if self.foreign else self.marked
+        return documents or not self.target.keeps_newlines() if self.foreign else self.marked
 
     @cached_property
     def opening(self) -> list[int]:
@@ -188,7 +188,7 @@ class Run:
             coded = self.code(some, config, begun)
             found: list[list[Prediction]] = [[]] * len(some)
 
-            def work(rows: list[int], coded: list[Coded] = coded) -> list[list[Prediction]]:
+            def work(rows: list[int], coded: list[EncodedInput] = coded) -> list[list[Prediction]]:
                 return self._answer([coded[row] for row in rows], config, attention)
 
             workers = (
@@ -229,7 +229,7 @@ class Run:
 
         return Embedder.of(self).embed(texts, pool, unit)
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[Coded]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[EncodedInput]:
         """Texts as tokens, none longer than the model takes. `begun`: how many lines came before these."""
         known = self.model.source_limit if self.pairs else self._reach
         rows = self.source.frame(texts) if self.pairs else self.source.encode(texts)
@@ -240,20 +240,20 @@ class Run:
         coded = []
         for number, ids in enumerate(rows, begun + 1):
             if len(ids) <= limit:
-                coded.append(Coded(ids))
+                coded.append(EncodedInput(ids))
             elif not config.truncate:
                 raise UserError(
                     f"line {number} has {len(ids) - marks:,} tokens, and at most {limit - marks:,} can be taken: "
                     "shorten it, or let it be cut (--truncate, or decode.truncate in its recipe)"
                 )
             elif self.pairs:
-                coded.append(Coded([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
+                coded.append(EncodedInput([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
             else:
                 keep = max(limit - (config.max_new_tokens or MOST), limit // 2)  # room to go on
-                coded.append(Coded(ids[len(ids) - keep :], cut=True))
+                coded.append(EncodedInput(ids[len(ids) - keep :], cut=True))
         return coded
 
-    def request(self, coded: list[Coded], config: DecodeConfig) -> Request:
+    def request(self, coded: list[EncodedInput], config: DecodeConfig) -> Request:
         """A batch of inputs as a decoder wants it."""
         if self.pairs:
             tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
@@ -270,7 +270,7 @@ class Run:
         ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
         return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
 
-    def _most(self, one: Coded, config: DecodeConfig) -> int:
+    def _most(self, one: EncodedInput, config: DecodeConfig) -> int:
         """New tokens, no further than the positions reach; the last one is never read."""
         before = max(len(self.opening) + (0 if self.pairs else len(one.ids)), 1)
         wanted = config.max_new_tokens or (2 * len(one.ids) + 20 if self.pairs else MOST)
@@ -285,7 +285,7 @@ class Run:
         most = torch.get_num_threads() if self.device.type == "cpu" and is_tuned() else 1
         return max(min(most, rows // ALONE), 1)
 
-    def _batches(self, coded: list[Coded], config: DecodeConfig, workers: int) -> list[list[int]]:
+    def _batches(self, coded: list[EncodedInput], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Which inputs go together: of about equal length, as many as there is room for, the longest first."""
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
         batches = self._cut(coded, order, config, workers, len(coded))
@@ -295,7 +295,7 @@ class Run:
         return batches
 
     def _cut(
-        self, coded: list[Coded], order: list[int], config: DecodeConfig, workers: int, most: int
+        self, coded: list[EncodedInput], order: list[int], config: DecodeConfig, workers: int, most: int
     ) -> list[list[int]]:
         """In this order, no more than `most` together."""
         batches: list[list[int]] = []
@@ -320,7 +320,7 @@ class Run:
             )
         return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // config.beam, 1)
 
-    def _answer(self, coded: list[Coded], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
+    def _answer(self, coded: list[EncodedInput], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
         request = self.request(coded, config)
         guesses = None if self.draft_model is None else self.draft_model.model
         if config.shortlist:
@@ -333,7 +333,7 @@ class Run:
             for one, answers in zip(coded, found, strict=True)
         ]
 
-    def _search_few(self, coded: list[Coded], request: Request, config: DecodeConfig) -> list[list[Hypothesis]]:
+    def _search_few(self, coded: list[EncodedInput], request: Request, config: DecodeConfig) -> list[list[Hypothesis]]:
         """Among the tokens that go with those of the sources."""
         ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
         always = torch.tensor([*self.opening, self.target.end], device=self.device)
@@ -347,23 +347,25 @@ class Run:
             raise UserError("a shortlist is for a run that turns a source into a target")
         return Shortlist.load(self.folder / FILE, (self.model.source_vocab, self.model.vocab))
 
-    def _prediction(self, one: Coded, answer: Hypothesis, alignment: Alignment | None) -> Prediction:
+    def _prediction(self, one: EncodedInput, answer: Hypothesis, alignment: Alignment | None) -> Prediction:
         tokens = self.target.tokens(answer.tokens)
         text = self._text(one, answer.tokens)
         return Prediction(text, answer.score, answer.logprob, tokens, answer.ended, one.cut, alignment)
 
-    def _text(self, one: Coded, ids: list[int]) -> str:
+    def _text(self, one: EncodedInput, ids: list[int]) -> str:
         """An answer in words. After a prompt it may begin with a space that it would not have alone."""
         if self.pairs:
             return self.target.decode(ids)
         before, whole = self.target.decode(one.ids), self.target.decode([*one.ids, *ids])
         return whole[len(before) :] if whole.startswith(before) else self.target.decode(ids)
 
-    def _seeds(self, coded: list[Coded], config: DecodeConfig) -> list[list[int]] | None:
+    def _seeds(self, coded: list[EncodedInput], config: DecodeConfig) -> list[list[int]] | None:
         """So that a text's answer does not depend on the texts beside it."""
         return None if config.seed is None else [[config.seed, *one.ids] for one in coded]
 
-    def _alignments(self, coded: list[Coded], request: Request, found: list[list[Hypothesis]]) -> Iterator[Alignment]:
+    def _alignments(
+        self, coded: list[EncodedInput], request: Request, found: list[list[Hypothesis]]
+    ) -> Iterator[Alignment]:
         """Of all answers, in their order."""
         asked = [row for row, answers in enumerate(found) for _ in answers]
         given = [answer for answers in found for answer in answers]

@@ -6,7 +6,7 @@ from functools import partial
 
 from regard.core import Model
 from regard.data import Corpus, Lines, prepare_text
-from regard.data.streams import Streams, in_order
+from regard.data.streams import StreamBatches, in_order
 from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.segments import Segments, enough
 
@@ -25,10 +25,10 @@ class SegmentedText(Text):
     def objective(self) -> Objective:
         return Segments(self.settings.label_smoothing)
 
-    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Streams:
+    def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> StreamBatches:
         s = self.settings
         text = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
-        return Streams(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
+        return StreamBatches(text, s.context_length, s.batch_size or max(s.batch_tokens // s.context_length, 1), s.seed)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         context, pad = self.settings.context_length, self.target.pad

@@ -19,7 +19,7 @@ import torch
 from regard import metrics as measures
 from regard.core import Model, UserError
 from regard.data import Batches, Corpus, Lines, Tokenizer, prepare_text
-from regard.data.masks import reading_masks
+from regard.data.masks import parsing_special_tokens
 from regard.decode import DecodeConfig
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.span_corruption import (
@@ -37,7 +37,7 @@ from regard.schema import fit
 
 from .dev import FORCED, Dev
 from .reader import BUDGET
-from .run import Coded, Run
+from .run import EncodedInput, Run
 from .task import DEV_TOKENS, Say, Tick
 from .text import Text
 
@@ -60,10 +60,10 @@ class SpanFiller(Run):
     def sentinels(self) -> set[int]:
         return set(sentinels_of(self.source).tolist())
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[Coded]:
+    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[EncodedInput]:
         if not any(_holed(text) for text in texts):
             return super().code(texts, config, begun)
-        with reading_masks(self.source):
+        with parsing_special_tokens(self.source):
             return super().code(texts, config, begun)
 
     def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
@@ -80,7 +80,7 @@ class SpanFiller(Run):
         table = self.model.recipe  # type: ignore[union-attr]
         noise = Noise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
         context = Settings.read(table.get("train", {})).context_length
-        marks = [self.source.end] if getattr(lines, "documents", True) or not self.source.keeps_lines() else []
+        marks = [self.source.end] if getattr(lines, "documents", True) or not self.source.keeps_newlines() else []
         coded = self.source.encode([text for (text,) in rows])
         text = np.fromiter(chain.from_iterable([*ids, *marks] for ids in coded), np.int64)
         if len(text) < 2:
@@ -90,7 +90,7 @@ class SpanFiller(Run):
         told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
         return told | {"seconds": {"loss": time.perf_counter() - begun}}
 
-    def _text(self, one: Coded, ids: list[int]) -> str:
+    def _text(self, one: EncodedInput, ids: list[int]) -> str:
         if not self.sentinels.intersection(one.ids):
             return super()._text(one, [number for number in ids if number not in self.sentinels])
         said: dict[int, list[int]] = {}

@@ -15,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.result import Rule
 from regard.decode.rules import never, not_first, times, together
 from regard.errors import nearest
-from regard.files.reading import Natural, must_be, read_json
+from regard.files.reading import Natural, check_type, read_json
 from regard.runs.folder import about
 
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
@@ -109,7 +109,7 @@ def _told(folder: Path | None) -> dict[str, Any]:
         return {}
     origin = about(folder).get("origin") if (folder / "run.json").is_file() else None
     told = origin.get("config", {}) if origin else {}
-    must_be(told, Generation)
+    check_type(told, Generation)
     path = folder / TOLD
     if not path.is_file():
         return told

@@ -14,7 +14,7 @@ import torch
 from regard.core import Model
 from regard.data import Batches, Corpus, Lines, Sequences
 from regard.data.batches import FIRST_LABEL, IGNORE
-from regard.data.conll import BETWEEN, TagCoder, Tagged, firsts_of
+from regard.data.conll import TAG_SEPARATOR, TagBatches, TagCoder, first_tokens_of_words
 from regard.decode import DecodeConfig
 from regard.metrics import spans
 from regard.parts.objectives.nodes import Nodes
@@ -61,12 +61,12 @@ class Tagger(Reader):
         return [tuple(map(np.array, row)) for row in zip(*self.coder(rows), strict=True)]
 
     def batches(self, data: Sequence, budget: int) -> Batches:
-        return Tagged(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore
+        return TagBatches(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore
 
     def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
         limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
         words = [text.split() for text in texts]
-        found = firsts_of(self.source, [" ".join(some) for some in words])
+        found = first_tokens_of_words(self.source, [" ".join(some) for some in words])
         cut = too_long([len(ids) for ids, _ in found], limit, config, begun)
         rows: list[list[int]] = []
         for some, (ids, firsts), long in zip(words, found, cut, strict=True):
@@ -84,7 +84,7 @@ class Tagger(Reader):
             read = [first for first in row.firsts if first >= 0]
             names = iter(self.target.tokens(numbers[first] + FIRST_LABEL for first in read))
             tags = [next(names) if first >= 0 else NONE for first in row.firsts]
-            text = " ".join(f"{word}{BETWEEN}{tag}" for word, tag in zip(row.words, tags, strict=True))
+            text = " ".join(f"{word}{TAG_SEPARATOR}{tag}" for word, tag in zip(row.words, tags, strict=True))
             log = sum(logs[first] for first in read)
             yield [Prediction(text, log, log, tags, True)]
 
@@ -113,4 +113,4 @@ class Tags(Labels):
 
     def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
         s = self.settings
-        return Tagged(data, budget, s.seed, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]
+        return TagBatches(data, budget, s.seed, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]

@@ -29,7 +29,7 @@ from regard import metrics as measures
 from regard.core import Memory, Model, UserError, select
 from regard.data import Corpus, Lines, once
 from regard.data.mel import HOP, RATE, log_mel
-from regard.data.recordings import Recorded, asked, prepare_sounds, root_of
+from regard.data.recordings import RecordingBatches, asked, folder_of, prepare_sounds
 from regard.data.sound import read_sound
 from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Request, search
@@ -144,8 +144,8 @@ class Transcriber(Reader):
     @torch.no_grad()
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it. lines: files of recordings, from where their table stands, and their texts."""
-        measures.check(metrics, ("loss", "perplexity", *measures.OF_TEXTS))
-        root = root_of(lines) if isinstance(lines, Lines) else Path()
+        measures.check(metrics, ("loss", "perplexity", *measures.TEXT_METRICS))
+        root = folder_of(lines) if isinstance(lines, Lines) else Path()
         rows = [(root / file, text) for file, text in lines]
         if not rows:
             raise UserError("there is nothing to evaluate: the data has no example")
@@ -310,7 +310,7 @@ class Sounds(Task):
     learns = "transcribe"
     kind = "encoder-decoder"
     predictor = Transcriber
-    answered = measures.OF_TEXTS
+    answered = measures.TEXT_METRICS
     files = "sounds"
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
@@ -328,12 +328,12 @@ class Sounds(Task):
         budget = max(self.settings.batch_tokens, DEV_TOKENS)
         batches = self._prepared(model, lines, "dev.sounds", budget, silent, unseen, shuffle=False)
         files, texts = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
-        files = [str(root_of(lines) / file) for file in files]
+        files = [str(folder_of(lines) / file) for file in files]
         return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, files, texts)  # type: ignore[arg-type]
 
     def _prepared(
         self, model: Model, lines: Lines, name: str, budget: int, say: Say, tick: Tick, shuffle: bool = True
-    ) -> Recorded:
+    ) -> RecordingBatches:
         run, s = self.run(model, None, False), self.settings
         limits = run.window * HOP, (model.limit or s.batch_tokens) - len(run.opening) + 1
         skip = self.job.bad_lines == "skip"
@@ -345,7 +345,7 @@ class Sounds(Task):
                 f"{limits[1]} tokens, or they cannot be read"
             )
         count = s.batch_size or budget * 2 // run.window
-        return Recorded(data, count, s.seed, (run.window, run.bands), run.opening, self.target.pad, shuffle)
+        return RecordingBatches(data, count, s.seed, (run.window, run.bands), run.opening, self.target.pad, shuffle)
 
     def run(self, model: Model, folder: Path | None, documents: bool) -> Transcriber:
         made = Transcriber(model, self.source, self.target, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard import metrics as measures
 from regard.core import Model, UserError
-from regard.data import Batches, Bucketed, Corpus, Lines, once
+from regard.data import Batches, BucketedBatches, Corpus, Lines, once
 
 from .dev import Dev, gather
 from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
@@ -13,7 +13,7 @@ from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
 class Pairs(Task):
     learns = "next_token"
     kind = "encoder-decoder"
-    answered = measures.OF_TEXTS
+    answered = measures.TEXT_METRICS
 
     def learn(self, corpus: Corpus, tick: Tick) -> None:
         kinds = (self.job.tokenizer or self.usual).split(",")
@@ -27,11 +27,11 @@ class Pairs(Task):
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s, data = self.settings, self.prepare(model, corpus.train, "train.arrow", say, tick)
-        return Bucketed(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
+        return BucketedBatches(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
 
     def dev(self, model: Model, lines: Lines) -> Dev:
         s, data = self.settings, self.prepare(model, lines, "dev.arrow", silent, unseen)
-        batches = Bucketed(
+        batches = BucketedBatches(
             data, max(s.batch_tokens, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False
         )
         asked = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.data import Corpus, Feed, Lines, overlap
+from regard.data import Corpus, Lines, ResumableBatches, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
@@ -25,7 +25,7 @@ from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
 from regard.memory import Weightless
 from regard.runs import checkpoint
-from regard.runs.folder import about, keep_origin, must_have, tokenizers
+from regard.runs.folder import about, check_device, copy_origin, tokenizers
 from regard.runs.job import Job
 from regard.runs.session import PATHS, session, whole
 from regard.runs.settings import Settings
@@ -109,7 +109,7 @@ class Prepared:
             raise UserError("a run needs an end: give steps, minutes or epochs")
         DecodeConfig.read(self.recipe.get("decode", {}))
         self.task.ask([*job.metrics, s.metric])
-        must_have(job.device)
+        check_device(job.device)
 
     def _open(self) -> Corpus:
         corpus = self.task.open(lambda n: self.tick("reading", n))
@@ -204,7 +204,7 @@ class Prepared:
             for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             if self.job.origin:
-                keep_origin(Path(self.job.origin), self.folder)
+                copy_origin(Path(self.job.origin), self.folder)
             told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
             told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
             if isinstance(self.corpus.train, Lines):
@@ -230,7 +230,9 @@ class Prepared:
         batches = task.batches(self.model, corpus, self.say, self.tick)
         dev = None if corpus.dev is None else task.dev(self.model, corpus.dev)
         self._same_data()
-        return Trainer(self.model, task.objective(), Feed(batches), s, self.folder, dev, say=self.say, patient=patient)
+        return Trainer(
+            self.model, task.objective(), ResumableBatches(batches), s, self.folder, dev, say=self.say, patient=patient
+        )
 
     def _same_data(self) -> None:
         """What is learned from is the same in a run that goes on, whatever became of the files meanwhile."""

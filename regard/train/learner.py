@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
-from regard.data.batches import Batch, Feed
+from regard.data.batches import Batch, ResumableBatches
 from regard.machine import forks
 from regard.native.build import load_kernels
 from regard.ops.accumulate import accumulate_into
@@ -42,14 +42,14 @@ class Place(NamedTuple):
     size: int  # of all batches of this epoch, once one was taken
 
     @classmethod
-    def of(cls, feed: Feed) -> Place:
+    def of(cls, feed: ResumableBatches) -> Place:
         return cls(feed.epoch, feed.index, feed.size if feed.index else 1)  # to know the size, the epoch is planned
 
 
 class Learner:
     """A model with its optimizer, in the middle of its data."""
 
-    def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
+    def __init__(self, model: Model, objective: Objective, feed: ResumableBatches, settings: Settings):
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
@@ -188,7 +188,7 @@ class Learner:
 
     def seek(self, epoch: int, taken: int) -> None:
         """The data goes on from there."""
-        self.feed = Feed(self.feed.batches, epoch, taken)
+        self.feed = ResumableBatches(self.feed.batches, epoch, taken)
         self.place, self._ready = Place.of(self.feed), None
 
     def random(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_model
 
 from regard.core import Model, UserError
-from regard.data.batches import Feed
+from regard.data.batches import ResumableBatches
 from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
@@ -63,7 +63,7 @@ class Trainer:
         self,
         model: Model,
         objective: Objective,
-        feed: Feed,
+        feed: ResumableBatches,
         settings: Settings,
         run: Path | None = None,
         evaluate: Callable[[Model], dict[str, float]] | None = None,

@@ -11,8 +11,8 @@ from regard.core import UserError
 from regard.data import Lines, open_corpus
 from regard.data.columns import TRIPLES, by_name, listed
 from regard.data.conll import is_conll
-from regard.data.folder import existing, exists, main_place, share_of_rows
-from regard.data.forms import form_of
+from regard.data.folder import existing, exists, first_training_file, share_of_table_lines
+from regard.data.forms import format_of
 from regard.data.matched import number
 from regard.data.read import Records, open_table
 from regard.errors import short
@@ -103,7 +103,7 @@ def _see(given: Given) -> Seen:
             existing(path)  # which says that it is not there
         return Seen("pairs", "a data set of the hub")
     try:
-        place = main_place(path, given.source, given.target)
+        place = first_training_file(path, given.source, given.target)
     except UserError as error:
         more = "for pictures, recordings or a graph name a recipe: regard train vit, whisper or gat"
         raise UserError(f"{error.message}; {more}") from None
@@ -112,9 +112,9 @@ def _see(given: Given) -> Seen:
     (file,) = place
     if is_conll(file):
         return Seen("tag", "words with their tags, a line each")
-    if form_of(file) != "text":
+    if format_of(file) != "text":
         return _of_table(given, file)
-    share = share_of_rows(file)
+    share = share_of_table_lines(file)
     if share <= 0.5:
         return Seen("text", "a running text")
     plain = "if it is a running text, name a recipe for it: regard train rwkv4"

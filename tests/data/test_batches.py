@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.core import UserError
-from regard.data import IGNORE, Bucketed, Feed, Windows, once
+from regard.data import IGNORE, BucketedBatches, ResumableBatches, Windows, once
 from regard.data.batches import forced, pad_rows, plan
 
 START, END, PAD = 2, 3, 0
@@ -53,7 +53,7 @@ def test_like_with_like():
     """Little of a batch is padding."""
     data = some(3000)
     real = waste = 0
-    for batch in once(Bucketed(data, 500, 1, START)):
+    for batch in once(BucketedBatches(data, 500, 1, START)):
         real += batch.count
         waste += batch.targets.numel() - batch.count
     assert waste < 0.2 * real
@@ -61,7 +61,7 @@ def test_like_with_like():
 
 def test_one_batch():
     data = Made([(3, 5), (4, 2)])
-    (batch,) = once(Bucketed(data, 100, 1, START, PAD))
+    (batch,) = once(BucketedBatches(data, 100, 1, START, PAD))
     first, second = (1, 0) if batch.targets[0, 2] == IGNORE else (0, 1)
     assert batch.source[first].tolist() == [0, 0, END, PAD]
     assert batch.source[second].tolist() == [100, 100, 100, END]
@@ -75,7 +75,7 @@ def test_one_batch():
 
 
 def test_masks():
-    for batch in once(Bucketed(some(), 40, 1, START)):
+    for batch in once(BucketedBatches(some(), 40, 1, START)):
         valid = batch.targets != IGNORE
         assert batch.count == int(valid.sum())
         assert torch.equal(valid, torch.ones_like(valid) if batch.valid is None else batch.valid)
@@ -91,10 +91,10 @@ def test_masks():
 
 
 def test_no_mask_when_full():
-    (batch,) = once(Bucketed(Made([(4, 3), (4, 3)]), 100, 1, START))
+    (batch,) = once(BucketedBatches(Made([(4, 3), (4, 3)]), 100, 1, START))
     assert batch.valid is None
     assert batch.source_valid is None
-    (alone,) = once(Bucketed(Made([(3,), (3,)]), 100, 1, START))
+    (alone,) = once(BucketedBatches(Made([(3,), (3,)]), 100, 1, START))
     assert alone.source is None
 
 
@@ -105,36 +105,36 @@ def numbers(batches, epoch):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_epochs(shuffle):
     data = some()
-    batches = Bucketed(data, 40, 7, START, shuffle=shuffle)
+    batches = BucketedBatches(data, 40, 7, START, shuffle=shuffle)
     for epoch in (0, 1, 5):
         assert sorted(i for batch in numbers(batches, epoch) for i in batch) == list(range(57)), "every example once"
-        assert numbers(batches, epoch) == numbers(Bucketed(data, 40, 7, START, shuffle=shuffle), epoch)
+        assert numbers(batches, epoch) == numbers(BucketedBatches(data, 40, 7, START, shuffle=shuffle), epoch)
     assert numbers(batches, 0) != numbers(batches, 1)
-    assert numbers(batches, 0) != numbers(Bucketed(data, 40, 8, START, shuffle=shuffle), 0)
+    assert numbers(batches, 0) != numbers(BucketedBatches(data, 40, 8, START, shuffle=shuffle), 0)
 
 
 def feeds():
     stream = np.arange(500, dtype=np.int32)
-    return {"pairs": Bucketed(some(), 40, 7, START), "windows": Windows(stream, 7, 4, 7)}
+    return {"pairs": BucketedBatches(some(), 40, 7, START), "windows": Windows(stream, 7, 4, 7)}
 
 
 @pytest.mark.parametrize("kind", ["pairs", "windows"])
 @pytest.mark.parametrize("stop", [0, 1, 5, "end", 40])
 def test_resumes(kind, stop):
     """From epoch and index alone, the same remainder, over the end of the epoch."""
-    whole = Feed(feeds()[kind])
+    whole = ResumableBatches(feeds()[kind])
     size = whole.size
     taken = size if stop == "end" else stop
     for _ in range(taken):
         next(whole)
-    again = Feed(feeds()[kind], whole.epoch, whole.index)
+    again = ResumableBatches(feeds()[kind], whole.epoch, whole.index)
     for _ in range(size + 3):
         assert same(next(whole), next(again))
         assert (whole.epoch, whole.index) == (again.epoch, again.index)
 
 
 def test_feed_counts():
-    feed = Feed(feeds()["pairs"])
+    feed = ResumableBatches(feeds()["pairs"])
     seen = [next(feed) for _ in range(feed.size)]
     assert (feed.epoch, feed.index) == (0, len(seen))
     next(feed)
@@ -168,7 +168,7 @@ def test_windows(length, context, rows, shuffle):
 
 def test_nothing():
     with pytest.raises(UserError, match="no example"):
-        Bucketed(Made(np.zeros((0, 2))), 40, 1, START)
+        BucketedBatches(Made(np.zeros((0, 2))), 40, 1, START)
 
 
 def test_pad_rows():
@@ -178,7 +178,7 @@ def test_pad_rows():
 
 
 def test_moves():
-    (batch,) = once(Bucketed(Made([(3, 5), (4, 2)]), 100, 1, START))
+    (batch,) = once(BucketedBatches(Made([(3, 5), (4, 2)]), 100, 1, START))
     assert same(batch, batch.to("cpu"))
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from regard.core import UserError
-from regard.data import Bucketed, Sequences, Tokenizer, Windows, once, open_corpus, prepare, prepare_text
+from regard.data import BucketedBatches, Sequences, Tokenizer, Windows, once, open_corpus, prepare, prepare_text
 from regard.data.read import Lines
 
 MODULE = import_module("regard.data.prepare")  # the package shows the function of that name
@@ -168,7 +168,7 @@ def test_damaged(tmp_path, lines, both):
 def test_batches_of_it(lines, both, tmp_path):
     made = prepare(lines, both, tmp_path / "train.arrow")
     seen = []
-    for batch in once(Bucketed(made, 64, 1, both[1].start, both[1].pad)):
+    for batch in once(BucketedBatches(made, 64, 1, both[1].start, both[1].pad)):
         for row in batch.targets:
             seen.append(both[1].decode(row[row >= 0]))
     assert sorted(seen) == sorted(b for _, b in PAIRS)

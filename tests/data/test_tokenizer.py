@@ -167,7 +167,7 @@ def test_bytes():
 
 
 def test_keeps_lines(made):
-    assert {kind for kind in KINDS if made[kind].keeps_lines()} == {"bpe", "unigram", "bytes", "characters"}
+    assert {kind for kind in KINDS if made[kind].keeps_newlines()} == {"bpe", "unigram", "bytes", "characters"}
 
 
 def test_refuses():

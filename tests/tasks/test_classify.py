@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard.core import UserError
-from regard.data import FIRST_LABEL, Labelled, Tokenizer
+from regard.data import FIRST_LABEL, LabeledBatches, Tokenizer
 from regard.evaluate import evaluate
 from regard.metrics import measure
 from regard.runs.job import Job
@@ -223,7 +223,7 @@ def test_a_metric_that_means_nothing_is_refused_with_those_that_do(table, tmp_pa
 
 
 def test_batches_hold_each_text_beside_its_label():
-    labels = Tokenizer.of_labels(["new york", "paris", " paris "])
+    labels = Tokenizer.from_labels(["new york", "paris", " paris "])
     assert labels.labels == 2
     assert labels.tokens([FIRST_LABEL, FIRST_LABEL + 1]) == ["new york", "paris"]
     assert labels.encode(["paris ", "rome"]) == [[FIRST_LABEL + 1], [labels.unk]]
@@ -234,7 +234,7 @@ def test_batches_hold_each_text_beside_its_label():
         def __getitem__(self, index):
             return [7, 9, 8][index] * torch.ones(self.lengths[index][0]).long().numpy(), [FIRST_LABEL + index, 3]
 
-    batches = Labelled(Rows(), 100, 1)
+    batches = LabeledBatches(Rows(), 100, 1)
     (numbers,) = batches.epoch(0)
     batch = batches.make(numbers)
     assert batch.tokens.shape == (3, 5)

@@ -13,7 +13,7 @@ from regard.cli import main
 from regard.convert import convert
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.tasks.permuted import Onward
+from regard.tasks.permuted import PermutedRun
 
 TEXTS = ["once upon a time", "a cat and a dog", "once a dog"]
 PLACES = 24
@@ -87,7 +87,7 @@ def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
         tmp_path, transformers.XLNetLMHeadModel, words, d_model=12, n_layer=1, n_head=2, d_inner=20
     )  # fmt: skip
     loaded = regard.load(run)
-    assert isinstance(loaded, Onward)
+    assert isinstance(loaded, PermutedRun)
     ids = words.encode(TEXTS[:1])[0]
     row = torch.tensor([[*ids, 0]])
     hidden, asked = torch.zeros(1, len(ids) + 1, len(ids) + 1), torch.zeros(1, 1, len(ids) + 1)

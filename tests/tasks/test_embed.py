@@ -10,10 +10,10 @@ import regard
 from regard.cli import main
 from regard.core import Context, UserError
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.tasks import reader
-from regard.tasks.classify import Labeller
+from regard.tasks.classify import TextClassifier
 from regard.tasks.embed import Embedder
 from regard.tasks.fill import Filler
 from regard.tasks.run import Run
@@ -25,7 +25,7 @@ LAYER = "model.layer.0.feedforward.hidden=20"
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 def build(recipe, tokenizer, *more):
@@ -71,7 +71,7 @@ def test_any_encoder_has_vectors(words):
     filler = Filler(
         build("bert", words, LAYER, "model.head.tokens.hidden=12", "model.head.pair.hidden=12"), words, words
     )
-    labeller = Labeller(build("transformer-encoder", words, "model.head.classes=3", LAYER), words, words)
+    labeller = TextClassifier(build("transformer-encoder", words, "model.head.classes=3", LAYER), words, words)
     hidden = [f"model.{side}.layer.0.feedforward.hidden=20" for side in ("encoder", "decoder")]
     translator = Run(build("transformer", words, *hidden), words, words)
     for run in (filler, labeller, translator):

@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 import regard
 from regard.core import UserError
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.tasks.fill import Filler
 
@@ -37,7 +37,7 @@ def filler(tokenizer, *more, vocab=None):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_pieces_are_written_as_words(make, text, tokens, wanted):
 def test_the_right_tokens_give_the_text_back(kind):
     """Hide each token of a text in turn: with the right one in its place, tokens and text are what they were. Where
     pieces bring their spaces, the mask takes the space before it, so that no piece after a lone space is tried."""
-    tokenizer = with_marks(Tokenizer.train(kind, TEXTS * 4, 320))
+    tokenizer = with_special_tokens(Tokenizer.train(kind, TEXTS * 4, 320))
     run = filler(tokenizer)
     text, mask, tried = TEXTS[0], tokenizer.inner.token_to_id("[MASK]"), 0
     encoding = tokenizer.inner.encode(text, add_special_tokens=False)

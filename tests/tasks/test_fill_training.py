@@ -14,8 +14,8 @@ import regard
 from regard.cli import main
 from regard.core import UserError
 from regard.data import IGNORE, Tokenizer, once
-from regard.data.masking import ELSEWHERE, NEXT, Hide, Masking
-from regard.data.masks import Pieces, Template, mask_of, with_marks
+from regard.data.masking import ELSEWHERE, NEXT, MaskedBatches, TokenMasker
+from regard.data.masks import Pieces, Template, mask_of, with_special_tokens
 from regard.parts.objectives.masked import Masked, Noise, measured
 from regard.runs.job import Job
 from regard.train.job import resume, start
@@ -34,7 +34,7 @@ def sentences(count, seed=0):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", sentences(200)))
+    return with_special_tokens(Tokenizer.train("words", sentences(200)))
 
 
 def stream_of(tokenizer, texts):
@@ -42,8 +42,8 @@ def stream_of(tokenizer, texts):
 
 
 def masking(tokenizer, texts, share=0.15, whole_word=False, context=17, budget=170, seed=3, **more):
-    hide = Hide(tokenizer, share, whole_word)
-    return Masking(stream_of(tokenizer, texts), tokenizer, hide, context, budget, seed, **more)
+    hide = TokenMasker(tokenizer, share, whole_word)
+    return MaskedBatches(stream_of(tokenizer, texts), tokenizer, hide, context, budget, seed, **more)
 
 
 # What is hidden
@@ -126,7 +126,7 @@ def test_how_many_rows_a_batch_has_does_not_matter(words):
 
 
 def test_at_least_one_is_asked_for(words):
-    hide = Hide(words, 0.15, False)
+    hide = TokenMasker(words, 0.15, False)
     ids = np.array([words.start, words.encode(["anna"])[0][0], words.end])
     _, targets = hide(ids, np.random.default_rng(0))
     assert targets.tolist() == [IGNORE, ids[1], IGNORE]
@@ -196,7 +196,7 @@ def test_pieces_of_a_word(make, tokens, wanted):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words", "characters", "bytes", "pretokenised"])
 def test_pieces_of_the_tokenizers_that_are_learned_here(kind):
     texts = ["unaffable cats sat, 12 times", "the naïve cat's mat"]
-    tokenizer = with_marks(Tokenizer.train(kind, texts * 3, 280))
+    tokenizer = with_special_tokens(Tokenizer.train(kind, texts * 3, 280))
     for text in texts:
         ids = np.array(tokenizer.encode([text])[0])
         pieces = Pieces(tokenizer)
@@ -210,7 +210,7 @@ def test_pieces_of_the_tokenizers_that_are_learned_here(kind):
 
 def test_whole_words_are_asked_for_together():
     texts = ["unaffable cats sat on the naïve mats, all 12 of them"] * 40
-    tokenizer = with_marks(Tokenizer.train("characters", texts))
+    tokenizer = with_special_tokens(Tokenizer.train("characters", texts))
     whole, single = (masking(tokenizer, texts, 0.2, word, context=53, budget=600) for word in (True, False))
 
     def broken(batches):
@@ -237,7 +237,7 @@ def test_marks_are_added_where_there_are_none(words):
     ids, segments = words.frame_pairs([("anna", "bert likes")])[0]
     assert words.tokens(ids) == ["<s>", "anna", "</s>", "bert", "likes", "</s>"]
     assert segments == [0, 0, 0, 1, 1, 1]
-    assert with_marks(words).hash() == words.hash()
+    assert with_special_tokens(words).hash() == words.hash()
     assert words.tokens(words.encode(["[MASK]"])[0]) != ["[MASK]"], "in a text to be learned from it is a text"
 
 

@@ -5,9 +5,9 @@ import pytest
 from regard.core import UserError
 from regard.files import recipe as recipes
 from regard.tasks import every_task, predictor_for, task_of
-from regard.tasks.classify import Labeller, Labels
+from regard.tasks.classify import Labels, TextClassifier
 from regard.tasks.embed import Embedder
-from regard.tasks.images import ImageLabeller, Images
+from regard.tasks.images import ImageClassifier, Images
 from regard.tasks.run import Run
 from regard.tasks.text import Text
 from regard.tasks.translate import Pairs
@@ -52,8 +52,8 @@ def test_kind_and_input_decide():
 
 def test_predictors():
     assert predictor_for(Built("next_token")) is predictor_for(Built("segments")) is Run
-    assert predictor_for(Built("classify")) is predictor_for(Built("classify", "sounds")) is Labeller
-    assert predictor_for(Built("classify", "images")) is ImageLabeller
+    assert predictor_for(Built("classify")) is predictor_for(Built("classify", "sounds")) is TextClassifier
+    assert predictor_for(Built("classify", "images")) is ImageClassifier
     assert predictor_for(Built("embed")) is Embedder
     for objective in ("clasify", 3, ["classify"]):
         with pytest.raises(UserError, match=r"objective\.part is .*, which is unknown"):

@@ -10,7 +10,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.data.pictures import Seen, open_pictures, prepare_pictures
+from regard.data.pictures import Seen, open_images, prepare_images
 from regard.runs.job import Job
 from regard.train.job import resume, start
 
@@ -95,20 +95,20 @@ def test_going_on_changes_nothing(job, folder, tmp_path):
 
 def test_parts(folder, tmp_path):
     """By the names of folders, by shares, by other folders; the same seed gives the same parts."""
-    one, two = open_pictures(folder, 0.2, 0), open_pictures(folder, 0.2, 0)
+    one, two = open_images(folder, 0.2, 0), open_images(folder, 0.2, 0)
     assert one.dev.keys == two.dev.keys
     assert one.test is None
     assert len(one.train) + len(one.dev) == 90
     assert not set(one.train.keys) & set(one.dev.keys)
-    assert open_pictures(folder, 0.2, 0, seed=2).dev.keys != one.dev.keys
+    assert open_images(folder, 0.2, 0, seed=2).dev.keys != one.dev.keys
     (tmp_path / "cut").mkdir()
     folder.rename(tmp_path / "cut" / "train")
     for kind in KINDS:
         (tmp_path / "cut" / "valid" / kind).mkdir(parents=True)
         (tmp_path / "cut" / "train" / kind / "7.png").rename(tmp_path / "cut" / "valid" / kind / "7.png")
-    found = open_pictures(tmp_path / "cut")
+    found = open_images(tmp_path / "cut")
     assert (len(found.train), len(found.dev), found.test) == (87, 3, None)
-    other = open_pictures(tmp_path / "cut" / "train", tmp_path / "cut" / "valid")
+    other = open_images(tmp_path / "cut" / "train", tmp_path / "cut" / "valid")
     assert other.dev.answers == found.dev.answers
 
 
@@ -117,10 +117,10 @@ def test_arrays(job, tmp_path):
     labels = np.arange(60) % 3
     images = np.stack([drawn(KINDS[label], rng)[..., 0] for label in labels])
     np.savez(tmp_path / "a.npz", images=images, labels=labels + 9)
-    assert open_pictures(tmp_path / "a.npz").labels == ["9", "10", "11"]
+    assert open_images(tmp_path / "a.npz").labels == ["9", "10", "11"]
     np.savez(tmp_path / "b.npz", images=images, labels=labels, names=np.array(KINDS), test_images=images[:7],
              test_labels=labels[:7])  # fmt: skip
-    found = open_pictures(tmp_path / "b.npz")
+    found = open_images(tmp_path / "b.npz")
     assert len(found.test) == 7
     assert found.test.answers[:3] == list(KINDS)
     small = [*SMALL, "model.embed.channels=1"]
@@ -132,7 +132,7 @@ def test_arrays(job, tmp_path):
 
 def prepared_rows(found, prepared, tmp_path):
     lens = prepared.task.lens
-    return prepare_pictures(found.train, [0] * len(found.train), lens, tmp_path / "rows")[0], lens
+    return prepare_images(found.train, [0] * len(found.train), lens, tmp_path / "rows")[0], lens
 
 
 def test_epochs_see_everything_once():

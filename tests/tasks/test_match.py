@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.data import Tokenizer, open_corpus
-from regard.data.matched import MatchCoder, Matched, labels_in, numbers_in
+from regard.data.matched import MatchBatches, MatchCoder, decode_labels, decode_numbers
 from regard.evaluate import evaluate
 from regard.metrics import measure
 from regard.runs.job import Job
@@ -205,10 +205,10 @@ def test_two_texts_become_one():
     assert clipped == [0] * 5
     ids, answers, segments = MatchCoder(plain, None, 2)([("a", "b c", "1.25"), ("c", "c", "-3")])
     assert [len(row) for row in ids] == [len(row) for row in segments] == [5, 4]
-    assert numbers_in(answers).tolist() == [1.25, -3]
-    labels = Tokenizer.of_labels(["yes", "no"])
+    assert decode_numbers(answers).tolist() == [1.25, -3]
+    labels = Tokenizer.from_labels(["yes", "no"])
     _, answers, _ = MatchCoder(plain, labels, 2)([("a", "b c", " yes "), ("c", "c", "no")])
-    assert labels_in(answers).tolist() == [1, 0]
+    assert decode_labels(answers).tolist() == [1, 0]
     with pytest.raises(UserError, match="the label 'noo' is none of those that were learned; did you mean 'no'"):
         MatchCoder(plain, labels, 2)([("a", "b", "noo")])
     with pytest.raises(UserError, match="'much' is no number"):
@@ -253,7 +253,7 @@ def test_batches_hold_each_pair_beside_its_answer():
         def __getitem__(self, index):
             return tuple(map(np.array, self.rows[index]))
 
-    batches = Matched(Rows(), 100, 1, labels_in, pad=3)
+    batches = MatchBatches(Rows(), 100, 1, decode_labels, pad=3)
     (numbers,) = batches.epoch(0)
     batch = batches.make(numbers)
     assert batch.count == 3

@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 
 import regard
 from regard.core import UserError
-from regard.data import Feed
-from regard.data.orders import Orders, places
-from regard.data.streams import Streams
+from regard.data import ResumableBatches
+from regard.data.orders import PermutedBatches, places
+from regard.data.streams import StreamBatches
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
 from regard.parts.objectives.permuted import Permuted
@@ -48,7 +48,7 @@ def job(tmp_path):
 
 
 def test_orders():
-    orders = Orders(Streams(TEXT, 13, 4, 1), every=6, seed=1)
+    orders = PermutedBatches(StreamBatches(TEXT, 13, 4, 1), every=6, seed=1)
     batch = orders.make(orders.epoch(0)[1])
     assert (batch.tokens.shape, batch.targets.shape, batch.place) == ((4, 13), (4, 2), 13)
     ranks = batch.pattern.ranks
@@ -70,7 +70,7 @@ def test_orders():
 def learner(steps, saved=None):
     torch.manual_seed(0)
     model = regard.build("xlnet", "tiny", 13, [*TINY, "model.layer.0.mixer.memory=7"])
-    feed = Feed(Orders(Streams(TEXT, 9, 3, 1), 4, 1))
+    feed = ResumableBatches(PermutedBatches(StreamBatches(TEXT, 9, 3, 1), 4, 1))
     made = Learner(model, Permuted(), feed, Settings(steps=9, lr=0.01, warmup=2))
     if saved:
         model.load_state_dict(saved[0])

@@ -20,7 +20,7 @@ from regard.decode.sample import Said
 from regard.files import recipe
 from regard.runs import checkpoint
 from regard.tasks.load import load
-from regard.tasks.run import Coded, Run
+from regard.tasks.run import EncodedInput, Run
 
 TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat and a cat sat", "dog and cat", "mat"]
 KINDS = {name: (recipe.load(name)["model"]["kind"], recipe.load(name)["objective"]["part"]) for name in recipe.names()}
@@ -189,7 +189,7 @@ def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
 
 
 def test_room_for_an_answer_depends_on_the_source(translator):
-    coded = [Coded([5] * 4), Coded([5])]
+    coded = [EncodedInput([5] * 4), EncodedInput([5])]
     assert translator.request(coded, DecodeConfig()).most.tolist() == [28, 22]
     assert translator.request(coded, DecodeConfig(max_new_tokens=7)).most.tolist() == [7, 7]
 
@@ -333,9 +333,9 @@ def test_no_piece_is_half_a_character(monkeypatch):
 def test_what_follows_a_prompt_fits_behind_it(writer, monkeypatch):
     """Words have a space between them, also where the prompt ends."""
     ids = writer.target.encode(["and dog"])[0]
-    answer = writer._text(Coded(writer.target.encode(["cat"])[0]), ids)
+    answer = writer._text(EncodedInput(writer.target.encode(["cat"])[0]), ids)
     assert answer == " and dog"
-    assert writer._text(Coded([]), ids) == "and dog"
+    assert writer._text(EncodedInput([]), ids) == "and dog"
 
 
 @pytest.mark.parametrize(("documents", "wanted"), [(True, "</s>"), (False, "\n")])

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 import regard
 from regard.core import Pattern, UserError
 from regard.core.mixer import each
-from regard.data import Feed
-from regard.data.streams import Streams, in_order
+from regard.data import ResumableBatches
+from regard.data.streams import StreamBatches, in_order
 from regard.evaluate import evaluate
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.segments import Segments, enough, remembering
@@ -71,8 +71,8 @@ def job(text, tmp_path):
 
 
 def test_streams_go_on():
-    batches = Streams(TEXT, 9, 4, seed=1)
-    feed, ends, epochs = Feed(batches), None, set()
+    batches = StreamBatches(TEXT, 9, 4, seed=1)
+    feed, ends, epochs = ResumableBatches(batches), None, set()
     for _ in range(3 * len(batches.epoch(0))):
         numbers = batches.epoch(feed.epoch)[feed.index] if feed.index < feed.size else batches.epoch(feed.epoch + 1)[0]
         batch = next(feed)
@@ -144,7 +144,7 @@ def test_memory_of_another_place_is_left():
 
 def learner(steps, saved=None):
     settings = Settings(steps=9, lr=0.01, warmup=2)
-    made = Learner(xl(), Segments(), Feed(Streams(TEXT, 7, 3, 1)), settings)
+    made = Learner(xl(), Segments(), ResumableBatches(StreamBatches(TEXT, 7, 3, 1)), settings)
     if saved:
         made.model.load_state_dict(saved[0])
         made.restore(*saved[1])

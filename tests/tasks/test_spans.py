@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import UserError
-from regard.data import IGNORE, Feed, Tokenizer
+from regard.data import IGNORE, ResumableBatches, Tokenizer
 from regard.evaluate import evaluate
 from regard.files import recipe as recipes
 from regard.parts.objectives.span_corruption import (
@@ -21,7 +21,7 @@ from regard.parts.objectives.span_corruption import (
     sentinels_of,
     with_sentinels,
 )
-from regard.tasks.run import Coded
+from regard.tasks.run import EncodedInput
 from regard.tasks.spans import SpanFiller
 from regard.train.job import resume, start
 
@@ -118,7 +118,7 @@ def test_epochs_differ_and_come_back(tokenizer):
     stream = np.array(tokenizer.encode([TEXT])[0], np.int32)
 
     def batches(epoch, index):
-        feed = Feed(Corrupted(stream, 20, 3, 1, Corrupter(Noise(), tokenizer, 20)), epoch, index)
+        feed = ResumableBatches(Corrupted(stream, 20, 3, 1, Corrupter(Noise(), tokenizer, 20)), epoch, index)
         return [next(feed) for _ in range(3)]
 
     one, again, next_epoch = batches(0, 2), batches(0, 2), batches(1, 2)
@@ -219,7 +219,7 @@ def test_what_was_said_is_filled_in(tokenizer):
     said = [zero, *ids(" sat on"), first, *ids(" and")]
     assert run._text(one, said) == "the cat sat on the mat, and the rat"
     assert run._text(one, [first, *ids(" or")]) == "the cat the mat, or the rat"
-    assert run._text(Coded(ids("the cat")), ids("the mat")) == "the mat"
+    assert run._text(EncodedInput(ids("the cat")), ids("the mat")) == "the mat"
     assert tokenizer.end not in run.code(["the </s> cat"], run.config)[0].ids[:-1], (
         "only where something is to be filled"
     )

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.data import IGNORE, Tokenizer, open_corpus
-from regard.data.conll import TagCoder, Tagged, firsts_of, tags_of
+from regard.data.conll import TagBatches, TagCoder, first_tokens_of_words, parse_tags
 from regard.evaluate import evaluate
 from regard.metrics import measure, spans
 from regard.runs.job import Job
@@ -100,7 +100,7 @@ def test_a_sentence_that_is_too_long(data, tmp_path):
     """Its last words are not read, and say so."""
     run = start(job(data, tmp_path / "run", ["train.steps=2"]), quiet).train()
     text = "the mat sat An Bo"
-    ((ids, firsts),) = firsts_of(run.source, [text])
+    ((ids, firsts),) = first_tokens_of_words(run.source, [text])
     config = run.config.read({"max_source_tokens": firsts[3] + 1, "truncate": True}, run.config)
     (answer,) = run.predict([text], config)[0]
     assert answer.cut
@@ -115,14 +115,14 @@ def test_where_words_begin(kind):
     words = ["EU", "rejects", "Zürich's", "über-lange", "Wörter", "日本語", "."]
     text = " ".join(words)
     tokenizer = Tokenizer.train(kind, [text, "EU rejects Zürich"] * 3, {"bytes": None}.get(kind, 400))
-    ((ids, firsts),) = firsts_of(tokenizer, [text])
+    ((ids, firsts),) = first_tokens_of_words(tokenizer, [text])
     assert ids == tokenizer.frame([text])[0]
     assert firsts == sorted(set(firsts))
     assert len(firsts) == len(words)
     for word, first, after in zip(words, firsts, [*firsts[1:], len(ids) - 1], strict=True):
         said = tokenizer.decode(ids[first:after]).strip()
         assert said == word or tokenizer.unk in ids[first:after] or said.replace(" ", "") == word
-    assert firsts_of(tokenizer, [""])[0][1] == []
+    assert first_tokens_of_words(tokenizer, [""])[0][1] == []
 
 
 def test_where_words_begin_between_marks():
@@ -131,14 +131,14 @@ def test_where_words_begin_between_marks():
     made = Tokenizer.train("characters", ["ab c"])
     marks = [("<s>", made.start), ("</s>", made.end)]
     made.inner.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=marks)
-    ((ids, firsts),) = firsts_of(Tokenizer(made.inner), ["ab c ba"])
+    ((ids, firsts),) = first_tokens_of_words(Tokenizer(made.inner), ["ab c ba"])
     assert ids[0] == made.start
     assert firsts == [1, 4, 6]
 
 
 def test_of_every_word_the_first_token_is_asked():
     letters = Tokenizer.train("characters", ["abc"])
-    tags = Tokenizer.of_labels(["X", "Y", "O"])
+    tags = Tokenizer.from_labels(["X", "Y", "O"])
     tokens, asked = TagCoder(letters, tags)([("abc b", "X O"), ("c", "Y")])
     assert [len(row) for row in tokens] == [6, 2]  # a space is a token, and there is the end mark
     assert asked == [[1, IGNORE, IGNORE, IGNORE, 0, IGNORE], [2, IGNORE]]
@@ -152,7 +152,7 @@ def test_of_every_word_the_first_token_is_asked():
         def __getitem__(self, index):
             return tuple(map(np.array, self.rows[index]))
 
-    batches = Tagged(Rows(), 100, 1, pad=0)
+    batches = TagBatches(Rows(), 100, 1, pad=0)
     batch = batches.make(np.array([1, 0]))
     assert batch.count == 3
     assert batch.targets.tolist() == [[2] + [IGNORE] * 5, asked[0]]
@@ -278,7 +278,7 @@ def test_spans():
 def test_metrics():
     right = [["B-PER I-PER O"], ["O B-LOC"]]
     said = ["a/B-PER b/I-PER c/B-LOC", "d/O e/B-PER"]
-    assert tags_of(said[0]) == ["B-PER", "I-PER", "B-LOC"]
+    assert parse_tags(said[0]) == ["B-PER", "I-PER", "B-LOC"]
     scores = {score.name: score.value for score in measure(["tag_accuracy", "span_f1"], said, right)}
     assert scores["tag_accuracy"] == pytest.approx(60)
     assert scores["span_f1"] == pytest.approx(100 * 2 * 1 / (3 + 2))

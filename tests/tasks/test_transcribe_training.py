@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.data import open_corpus
 from regard.data.batches import IGNORE
 from regard.data.mel import HOP, log_mel
-from regard.data.recordings import Recorded, asked, prepare_sounds
+from regard.data.recordings import RecordingBatches, asked, prepare_sounds
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate import evaluate
 from regard.runs.job import Job
@@ -94,7 +94,7 @@ def test_batches(table, tmp_path):
     words = Tokenizer.train("words", ["low middle high"])
     data = prepare_sounds(lines, words, tmp_path / "train.sounds", (40 * HOP, 9))
     assert data.left_out == 1
-    batches = Recorded(data, 5, 3, (40, 12), [words.start, 5, 6], words.pad)
+    batches = RecordingBatches(data, 5, 3, (40, 12), [words.start, 5, 6], words.pad)
     numbers = batches.epoch(0)
     assert sorted(n for some in numbers for n in some) == list(range(len(data)))
     assert [list(some) for some in numbers] != [list(some) for some in batches.epoch(1)]

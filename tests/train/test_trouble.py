@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from regard import UserError
-from regard.data import Feed
+from regard.data import ResumableBatches
 from regard.parts.objectives.next_token import NextToken
 from regard.runs import checkpoint
 from regard.train import journal
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite(trainer, feed, tmp_path):
     one = trainer(run, steps=12, save_steps=4, objective=bad_after(6), say=said.append, ema=0.9)
     one.train()
     assert said == ["the loss was not finite at step 7: back to step 4, without the batches that led there"]
-    without = Feed(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
+    without = ResumableBatches(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
     other = trainer(tmp_path / "other", steps=12, save_steps=4, feed=without, ema=0.9)
     other.train()
     assert torch.equal(weights(one), weights(other))
