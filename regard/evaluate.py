@@ -19,16 +19,16 @@ import torch
 from regard import metrics as measures
 from regard.core import UserError
 from regard.data import KINDS
-from regard.data.batches import Batch, Batches, BucketedBatches, once
-from regard.data.columns import listed
-from regard.data.streams import in_order
+from regard.data.batches import Batch, Batches, BucketedBatches, first_epoch
+from regard.data.columns import quoted_list
+from regard.data.streams import eval_streams
 from regard.decode import DecodeConfig
 from regard.errors import shown
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.segments import Segments, remembering
 from regard.runs.settings import Settings
-from regard.tasks.dev import FORCED, gather, windows
+from regard.tasks.dev import LOSS_METRICS, group_references, windows
 from regard.tasks.nodes import NodeClassifier
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
@@ -70,8 +70,10 @@ def evaluate(
     """
     if hasattr(run, "evaluate"):  # in its own way
         return run.evaluate(lines, run.metrics if metrics is None else metrics)
-    of_loss = (*FORCED, *measures.BITS)
-    known = run.metrics if isinstance(run, Reader) else (*FORCED, *measures.TEXT_METRICS) if run.pairs else of_loss
+    of_loss = (*LOSS_METRICS, *measures.BITS)
+    known = (
+        run.metrics if isinstance(run, Reader) else (*LOSS_METRICS, *measures.TEXT_METRICS) if run.pairs else of_loss
+    )
     names = list(run.metrics if metrics is None else metrics)
     measures.check(names, known)
     rows = list(lines)
@@ -88,8 +90,8 @@ def evaluate(
         told["counts"]["not_learned"] = len(new)
         have = "example has a label that was" if len(new) == 1 else "examples have labels that were"
         told["notes"].append(
-            f"{len(new):,} {have} not learned, such as {listed(new[:1])}: each of these counts as an error, and is "
-            "left out of the loss"
+            f"{len(new):,} {have} not learned, such as {quoted_list(new[:1])}: each of these counts as an error, and "
+            "is left out of the loss"
         )
     forced, answered = ([name for name in names if (name in of_loss) == kind] for kind in (True, False))
     if forced:
@@ -107,7 +109,7 @@ def evaluate(
         told["seconds"]["loss"] = time.perf_counter() - begun
     if answered:
         begun = time.perf_counter()
-        sources, references = gather(rows, any_reference)
+        sources, references = group_references(rows, any_reference)
         answers = [found[0] for found in run.answers(sources, config, tick=tick)]
         told["seconds"]["answers"] = time.perf_counter() - begun
         scores = measures.measure(answered, [one.text for one in answers], references, tokenize, lowercase)
@@ -145,8 +147,8 @@ def _unlearned(run: Reader, rows: Sequence[Row]) -> list[str]:
     names = run.target.label_names()
     if every.isdisjoint(names):
         raise UserError(
-            f"none of the labels of this data ({listed(sorted(every)[:3])}) is one of those that were learned "
-            f"({listed(names[:3])}): are these the right columns? Say which with --columns"
+            f"none of the labels of this data ({quoted_list(sorted(every)[:3])}) is one of those that were learned "
+            f"({quoted_list(names[:3])}): are these the right columns? Say which with --columns"
         )
     new = every.difference(names)
     return [next((label for label in some if label in new), "") for some in labels]
@@ -159,7 +161,7 @@ def _lost(run: Run, rows: Sequence[Row], documents: bool) -> tuple[str, str] | N
         texts = [text for (text,) in rows[begin : begin + AT_ONCE]]
         for text, ids in zip(texts, run.target.encode(texts), strict=True):
             back = run.target.decode(ids)
-            if back != text and not (run.ends(documents) and text in (f"{back}\n", f"{back}\r\n")):
+            if back != text and not (run.appends_end(documents) and text in (f"{back}\n", f"{back}\r\n")):
                 return text, back
     return None
 
@@ -173,14 +175,14 @@ def loss(
     documents: bool = True,
 ) -> tuple[float, int, int]:
     """The sum of -log p of the right tokens, their number, and how many examples were too long to be asked. documents:
-    the rows are separate texts; see Run.ends."""
+    the rows are separate texts; see Run.appends_end."""
     objective: Objective = run.objective() if isinstance(run, Reader) else NextToken()
     nll, count, kept = 0.0, 0, nullcontext()
     if memory is not None and (memory < 0 or isinstance(run, Reader) or run.pairs):
         raise UserError("memory is a number of positions from 0 on, for a language model that reads a running text")
     if not run.pairs and (memory or (memory is None and _part(run) == "segments")):
         objective, kept = Segments(), nullcontext() if memory is None else remembering(run.model, memory)
-        batches, left_out = _windows(run, rows, tick, documents, in_order), 0
+        batches, left_out = _windows(run, rows, tick, documents, eval_streams), 0
     else:
         cut = windows if memory == 0 else _overlapping
         batches, left_out = _pairs(run, rows, tick) if run.pairs else (_windows(run, rows, tick, documents, cut), 0)
@@ -204,7 +206,7 @@ def _with_known(run: Reader, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not known.isdisjoint(run.labels(row))]
 
 
-class Held:
+class InMemoryDataset:
     """Examples in memory."""
 
     def __init__(self, rows: list[tuple[np.ndarray, ...]]):
@@ -218,20 +220,23 @@ class Held:
 def _pairs(run: Run | Reader, rows: Sequence[Row], tick: Tick) -> tuple[Iterator[Batch], int]:
     if isinstance(run, Reader):
         rows = _with_known(run, rows)
-        coded, limits = run.coded(rows), (run.limit, None, None)
+        coded, limits = run.encode_examples(rows), (run.limit, None, None)
     else:
         sources, targets = zip(*rows, strict=True)
         ends = [[*ids, run.target.end] for ids in run.target.encode(targets)]
-        coded = [tuple(map(np.array, pair)) for pair in zip(run.source.frame(sources), ends, strict=True)]
+        coded = [
+            tuple(map(np.array, pair))
+            for pair in zip(run.source.encode_with_special_tokens(sources), ends, strict=True)
+        ]
         limits = (run.model.source_limit, run.model.limit)
     kept = [row for row in coded if all(len(p) <= (n or math.inf) for p, n in zip(row, limits, strict=False))]
     if not kept:
         raise UserError(f"none of the {len(rows)} examples is short enough for the positions of this model")
     if isinstance(run, Reader):
-        batches: Batches = run.batches(Held(kept), BUDGET)
+        batches: Batches = run.batches(InMemoryDataset(kept), BUDGET)
     else:
-        batches = BucketedBatches(Held(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
-    return _ticked(once(batches), tick), len(rows) - len(kept)
+        batches = BucketedBatches(InMemoryDataset(kept), BUDGET, 0, run.target.start, run.target.pad, shuffle=False)
+    return _ticked(first_epoch(batches), tick), len(rows) - len(kept)
 
 
 def _ticked(batches: Iterator[Batch], tick: Tick) -> Iterator[Batch]:
@@ -248,12 +253,12 @@ def _overlapping(text: np.ndarray, before: int, context: int, rows: int, pad: in
 
 def _windows(run: Run, rows: Sequence[Row], tick: Tick, documents: bool, cut: Callable) -> Iterator[Batch]:
     """One long text as in training, in windows of the context that the model was trained with."""
-    mark = [run.target.end] if run.ends(documents) else []
+    mark = [run.target.end] if run.appends_end(documents) else []
     coded = run.target.encode([text for (text,) in rows])
     text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
     if not len(text):
         raise UserError("there is nothing to evaluate: the text has no token")
     context = Settings.read(run.model.recipe.get("train", {})).context_length  # type: ignore[union-attr]
     context = min(context, run.model.limit or context)
-    yield from cut(text, run.before, context, max(BUDGET // context, 1), run.target.pad)
+    yield from cut(text, run.token_before_text, context, max(BUDGET // context, 1), run.target.pad)
     tick(len(rows))

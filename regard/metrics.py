@@ -32,12 +32,12 @@ from regard.data.conll import parse_tags
 from regard.errors import in_one_line, nearest
 
 TEXT_METRICS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
-KNOWN = (*TEXT_METRICS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
+ANSWER_METRICS = (*TEXT_METRICS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
 BITS = ("bits_per_character", "bits_per_byte")  # of a language model
-ELSEWHERE = ("loss", "perplexity", "next_sentence", *BITS)  # measured without looking at answers
-HIGHER_IS_BETTER = {*KNOWN, "next_sentence"} - {"ter", "token_error", "sequence_error"}
+OTHER_METRICS = ("loss", "perplexity", "next_sentence", *BITS)  # measured without looking at answers
+HIGHER_IS_BETTER = {*ANSWER_METRICS, "next_sentence"} - {"ter", "token_error", "sequence_error"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
+SUBWORD_MARK = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff]")  # Thai, Lao, Burmese, Khmer, kana
 
 
@@ -47,12 +47,12 @@ class Score(NamedTuple):
     signature: str = ""  # of sacreBLEU: all that a score depends on
 
 
-def check(names: Sequence[str], known: Sequence[str] = KNOWN) -> None:
+def check(names: Sequence[str], known: Sequence[str] = ANSWER_METRICS) -> None:
     """Refuse a metric that is not among the known ones, before any long work."""
     for name in names:
         if name in known:
             continue
-        if name in (*KNOWN, *ELSEWHERE):
+        if name in (*ANSWER_METRICS, *OTHER_METRICS):
             raise UserError(f"the metric '{name}' means nothing for this model: those that do are {', '.join(known)}")
         raise UserError(f"unknown metric '{name}'{nearest(name, known)}")
 
@@ -82,7 +82,7 @@ def measure(
     if lowercase:
         answers, references = [a.lower() for a in answers], [[r.lower() for r in refs] for refs in references]
     tokenize = tokenize or tokenizer_for(references)
-    answers, references = [whole(a) for a in answers], [[whole(r) for r in refs] for refs in references]
+    answers, references = [join_subwords(a) for a in answers], [[join_subwords(r) for r in refs] for refs in references]
     return [_one(name, answers, references, tokenize, lowercase) for name in names]
 
 
@@ -92,8 +92,8 @@ def _one(
     if name in ("exact", "accuracy", "sequence_error"):
         right = 100 * sum(answer in refs for answer, refs in zip(answers, references, strict=True)) / len(answers)
         return Score(name, 100 - right if name == "sequence_error" else right)
-    if name in OWN:
-        return Score(name, 100 * OWN[name](answers, references))
+    if name in OWN_METRICS:
+        return Score(name, 100 * OWN_METRICS[name](answers, references))
     metric = _sacre(name, tokenize, lowercase)
     most = max(len(refs) for refs in references)
     columns = [[refs[i] if i < len(refs) else None for refs in references] for i in range(most)]
@@ -119,7 +119,7 @@ def _sacre(name: str, tokenize: str, lowercase: bool) -> Any:
 
 def tokenizer_for(references: Sequence[Sequence[str]]) -> str:
     """The BLEU tokenizer that suits the script, by the first hundred references."""
-    if any(MARKED.search(refs[0]) for refs in references[:100]):
+    if any(SUBWORD_MARK.search(refs[0]) for refs in references[:100]):
         return "none"
     sample = "".join("".join(refs[0].split()) for refs in references[:100])
     han, unspaced = len(HAN.findall(sample)), len(UNSPACED.findall(sample))
@@ -128,9 +128,9 @@ def tokenizer_for(references: Sequence[Sequence[str]]) -> str:
     return "char" if 5 * unspaced > han else "zh"
 
 
-def whole(text: str) -> str:
+def join_subwords(text: str) -> str:
     """Words in pieces joined: "pul@@ ley" -> "pulley"."""
-    return MARKED.sub("", text)
+    return SUBWORD_MARK.sub("", text)
 
 
 def token_error(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -231,7 +231,7 @@ def _tags(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Iterat
         yield said, right
 
 
-OWN = {  # shares of one, by their names
+OWN_METRICS = {  # shares of one, by their names
     "f1": f1, "token_error": token_error, "pearson": pearson, "spearman": spearman, "tag_accuracy": tag_accuracy,
     "span_f1": span_f1,
 }  # fmt: skip

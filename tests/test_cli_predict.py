@@ -90,7 +90,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
     assert main(given) == 0
     usual = lines(capsys)
     used = []
-    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
+    monkeypatch.setattr("regard.tasks.run.ROWS_PER_WORKER", 2)
     monkeypatch.setattr("regard.machine.Fork.send", _counted(used))
     try:
         assert main([*given, "--threads", str(many)]) == 0

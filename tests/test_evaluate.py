@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 from regard.tasks.run import Run
 
 ROWS = [("one two", "two one"), ("three", "three"), ("one", "uno"), ("one", "one"), ("two three one", "one three two")]
@@ -89,7 +89,7 @@ def test_bits_per_character(kind):
 LOSSY = {
     "an unknown word": (lambda: Tokenizer.train("words", ["one two three"], 6), "one two three"),
     "lowercase": (lambda: Tokenizer.train("bpe", ["One Two"], 300, lowercase=True), "One Two"),
-    "another form": (lambda: Tokenizer.train("bytes", ["x"], normalise="nfkc"), "\uff11\uff12"),
+    "another form": (lambda: Tokenizer.train("bytes", ["x"], normalize="nfkc"), "\uff11\uff12"),
     "an unknown character": (lambda: Tokenizer.train("characters", ["one two"]), "one more"),
     "a gap": (lambda: Tokenizer.train("words", ["one two"]), "one   two"),
 }
@@ -173,13 +173,17 @@ def test_examples_beyond_the_positions(words):
 
 
 def test_gather():
-    assert gather(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
-    assert gather(ROWS, False, 3)[0] == ["one two", "three", "one"]
-    assert gather([(str(i), "") for i in range(10)], False, 3)[0] == ["0", "3", "6"]  # not the first ones alone
-    sources, references = gather(ROWS, True)
+    assert group_references(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
+    assert group_references(ROWS, False, 3)[0] == ["one two", "three", "one"]
+    assert group_references([(str(i), "") for i in range(10)], False, 3)[0] == [
+        "0",
+        "3",
+        "6",
+    ]  # not the first ones alone
+    sources, references = group_references(ROWS, True)
     assert sources == ["one two", "three", "one", "two three one"]
     assert references[2] == ["uno", "one"]
-    sources, references = gather([*ROWS, ("one", "1")], True, 3)
+    sources, references = group_references([*ROWS, ("one", "1")], True, 3)
     assert sources == ["one two", "three", "one"]
     assert references[2] == ["uno", "one", "1"]  # also one that comes after a source too many
 

@@ -89,7 +89,7 @@ def test_ctranslate2_translates_alike(name, tmp_path):
 def log_p(run: Run, text: str, target: list[str]) -> list[float]:
     ids = [*run.target.encode([" ".join(target)])[0], run.target.end]
     with torch.no_grad():
-        memory = run.model.encode(torch.tensor(run.source.frame([text])))
+        memory = run.model.encode(torch.tensor(run.source.encode_with_special_tokens([text])))
         scores = run.model(torch.tensor([[run.target.start, *ids[:-1]]]), memory=memory)[0].log_softmax(-1)
     return [float(scores[i, token]) for i, token in enumerate(ids)]
 

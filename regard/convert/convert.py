@@ -26,7 +26,7 @@ from regard.files import recipe as recipes
 from regard.files.paths import copy_files, must_be_new
 from regard.files.reading import check_type
 from regard.memory import must_fit, stacks
-from regard.runs.folder import about, tokenizers
+from regard.runs.folder import load_tokenizers, read_run_json
 from regard.runs.session import session
 
 from .family import Config, Family, every_family, family_of
@@ -133,7 +133,7 @@ NO_TOKENIZER = (
 
 
 def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> Converted:
-    told, recipe = about(run), recipes.load(run / "recipe.toml")
+    told, recipe = read_run_json(run), recipes.load(run / "recipe.toml")
     if not (run / WHOLE).is_file():
         raise UserError(f"{short(run)} holds no finished model: let its training end first")
     if recipe["model"].get("passes"):
@@ -192,7 +192,7 @@ def _marks(run: Path, recipe: recipes.Recipe) -> Config:
     """Of a run that was trained here, the numbers of its marks, as config.json calls them."""
     if not any(run.glob("*tokenizer.json")):
         return {}
-    source, target = tokenizers(run)
+    source, target = load_tokenizers(run)
     told = {"pad_token_id": source.pad, "bos_token_id": source.start, "eos_token_id": source.end}
     return told | ({"decoder_start_token_id": target.start} if recipe["model"]["kind"] == "encoder-decoder" else {})
 

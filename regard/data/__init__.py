@@ -8,15 +8,30 @@ from .batches import (
     BucketedBatches,
     LabeledBatches,
     ResumableBatches,
-    Windows,
-    once,
+    WindowBatches,
+    first_epoch,
 )
-from .prepare import Sequences, prepare, prepare_text
-from .read import KINDS, Corpus, Lines, open_corpus, overlap
+from .prepare import PreparedDataset, prepare, prepare_text
+from .read import KINDS, Corpus, CorpusSplit, open_corpus, overlap
 from .tokenizer import Tokenizer
 
 __all__ = [
-    "FIRST_LABEL", "IGNORE", "KINDS", "Batch", "Batches", "BucketedBatches", "Corpus", "LabeledBatches", "Lines",
-    "ResumableBatches", "Sequences", "Tokenizer", "Windows", "once", "open_corpus", "overlap",
-    "prepare", "prepare_text",
+    "FIRST_LABEL",
+    "IGNORE",
+    "KINDS",
+    "Batch",
+    "Batches",
+    "BucketedBatches",
+    "Corpus",
+    "CorpusSplit",
+    "LabeledBatches",
+    "PreparedDataset",
+    "ResumableBatches",
+    "Tokenizer",
+    "WindowBatches",
+    "first_epoch",
+    "open_corpus",
+    "overlap",
+    "prepare",
+    "prepare_text",
 ]  # fmt: skip

@@ -30,8 +30,8 @@ class Batch(NamedTuple):
     count: int = 0  # targets that are asked for
     pattern: Pattern | None = None  # who may look at whom, where the data says it: a graph
     segments: Tensor | None = None  # (batch, time) which text of a pair each token is of
-    second: Tensor | None = None  # (batch,) what else is asked of each row: is the second text the next one?
-    place: int | None = None  # of a text in streams: where in them its first column stands
+    next_sentence_labels: Tensor | None = None  # (batch,) 0: the second text follows the first; 1: it does not
+    stream_offset: int | None = None  # of a batch from streams: the offset of its first column in them
 
     @property
     def positions(self) -> int:
@@ -40,19 +40,19 @@ class Batch(NamedTuple):
         return sum(tensor.shape[0] * tensor.shape[1] for tensor in given)
 
     @property
-    def inputs(self) -> int:
+    def input_tokens(self) -> int:
         """Return how many tokens a model is given to read, source included and padding not; frames, nodes and pictures
         count like a token each."""
         read = _real(self.tokens, self.valid)
         return read if self.source is None else read + _real(self.source, self.source_valid)
 
-    def parts(self, most: int, times: int = 1) -> list[Batch]:
+    def split(self, max_positions: int, multiple: int = 1) -> list[Batch]:
         """The same rows in batches of about `most` positions, none wider than it needs. Their number is a multiple of
         `times`, where there are rows enough."""
-        many = min(max(round(self.positions / (most * times)), 1) * times, len(self.tokens))
-        if many < 2 or any(one is not None for one in (self.pattern, self.place, self.second)):
+        count = min(max(round(self.positions / (max_positions * multiple)), 1) * multiple, len(self.tokens))
+        if count < 2 or any(one is not None for one in (self.pattern, self.stream_offset, self.next_sentence_labels)):
             return [self]
-        edges = [len(self.tokens) * i // many for i in range(many + 1)]
+        edges = [len(self.tokens) * i // count for i in range(count + 1)]
         return [self._rows(slice(begin, end)) for begin, end in pairwise(edges)]
 
     def _rows(self, rows: slice) -> Batch:
@@ -83,7 +83,7 @@ def _real(given: Tensor, valid: Tensor | None) -> int:
     return len(given) * (given.shape[1] if given.ndim < 4 else 1)  # four: pictures
 
 
-class Sequences(Protocol):
+class SequenceDataset(Protocol):
     """Examples by number: each a tuple of token arrays (source, target) or (text,)."""
 
     lengths: np.ndarray  # (examples, columns)
@@ -91,7 +91,7 @@ class Sequences(Protocol):
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
 
 
-def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int = 0) -> list[np.ndarray]:
+def plan_batches(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int = 0) -> list[np.ndarray]:
     """Example numbers, batch by batch: sorted by length, ties in random order, then the batches shuffled. rows:
     examples of a batch at the most; 0: as many as fit the budget."""
     longest = lengths.max(1)
@@ -117,7 +117,14 @@ class BucketedBatches:
     """Batches of pairs or single sequences, epoch after epoch. rows: of a batch at the most; 0: any number."""
 
     def __init__(
-        self, data: Sequences, budget: int, seed: int, start: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+        self,
+        data: SequenceDataset,
+        budget: int,
+        seed: int,
+        start: int,
+        pad: int = 0,
+        shuffle: bool = True,
+        rows: int = 0,
     ):
         if len(data.lengths) == 0:
             raise UserError("there is no example to make a batch of")
@@ -125,14 +132,14 @@ class BucketedBatches:
         self.rows = rows
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        batches = plan(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
+        batches = plan_batches(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
         return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
 
     def make(self, numbers: np.ndarray) -> Batch:
-        return forced([self.data[int(number)] for number in numbers], self.start, self.pad)
+        return teacher_forced([self.data[int(number)] for number in numbers], self.start, self.pad)
 
 
-def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
+def teacher_forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
     """Pairs or single sequences as a batch for teacher forcing. Target sequences hold their end mark already; `start`
     is put before them."""
     target, valid = pad_rows([row[-1] for row in rows], pad)
@@ -148,7 +155,9 @@ def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
 class LabeledBatches:
     """Batches of texts with a label each: `targets` is (batch,). A record is the text, and the label before an end."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
+    def __init__(
+        self, data: SequenceDataset, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+    ):
         self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
@@ -161,7 +170,7 @@ class LabeledBatches:
         return Batch(tokens, targets, None if bool(valid.all()) else valid, count=len(rows))
 
 
-class Windows:
+class WindowBatches:
     """Batches of `rows` windows of one long text, each epoch cut at a new offset."""
 
     def __init__(self, stream: np.ndarray, context: int, rows: int, seed: int, shuffle: bool = True):
@@ -193,7 +202,7 @@ def pad_rows(rows: Sequence[np.ndarray] | Sequence[list[int]], pad: int) -> tupl
     return torch.from_numpy(block), torch.arange(width)[None] < lengths[:, None]
 
 
-Batches = BucketedBatches | Windows | LabeledBatches
+Batches = BucketedBatches | WindowBatches | LabeledBatches
 
 
 class ResumableBatches:
@@ -222,7 +231,7 @@ class ResumableBatches:
         return batch
 
 
-def once(batches: Batches, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
+def first_epoch(batches: Batches, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
     """Every batch of epoch 0, for evaluation."""
     for numbers in batches.epoch(0):
         yield change(batches.make(numbers))

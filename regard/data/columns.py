@@ -35,28 +35,30 @@ NAME = re.compile(r"[a-z]+(?:[ _-][a-z]+)*(?:[ _-]?[1-9])?")  # "source_text", "
 WANTED = {2: "two are wanted (a source and a target, a text and its label, words and their tags)",
           3: "two texts and a label are wanted"}  # fmt: skip
 
-ASK = "which may be the names of the columns: say --header yes if it is, and --header no if it is an example"
+HEADER_QUESTION = (
+    "which may be the names of the columns: say --header yes if it is, and --header no if it is an example"
+)
 
 
-class Bad(NamedTuple):
+class BadRow(NamedTuple):
     """What is wrong with a line."""
 
     reason: str  # two words, for counting
-    what: str  # for the sentence that is told
+    message: str  # the rest of the sentence that the user is told
     file: str = ""  # which of several
 
 
-Row = tuple[str, ...] | Bad
+Row = tuple[str, ...] | BadRow
 
 
-def shown(name: Any, most: int = 60) -> str:
+def escaped(name: Any, most: int = 60) -> str:
     """A name out of a file, fit for a sentence."""
     return repr(str(name))[1:-1][:most]
 
 
-def listed(cells: Sequence[Any]) -> str:
+def quoted_list(cells: Sequence[Any]) -> str:
     """The cells of a line, fit for a sentence."""
-    return ", ".join(f"'{shown(cell, 24)}'" for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
+    return ", ".join(f"'{escaped(cell, 24)}'" for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
 
 
 def has_header(cells: Sequence[str], columns: Sequence[str]) -> bool:
@@ -90,8 +92,8 @@ class ColumnSelector:
     header: `first` is a line of names, not data.
     """
 
-    def __init__(self, first: list | dict, header: bool, columns: Sequence[str], wanted: int, longest: int):
-        self.longest = longest
+    def __init__(self, first: list | dict, header: bool, columns: Sequence[str], wanted: int, max_chars: int):
+        self.max_chars = max_chars
         if columns and len(columns) != wanted:
             raise UserError(f"{wanted} column{'s are' if wanted > 1 else ' is'} wanted, and {len(columns)} were named")
         names = list(first) if header or isinstance(first, dict) else []
@@ -101,17 +103,17 @@ class ColumnSelector:
             self.wanted = tuple(self._named(column, first, header) for column in columns)
             twice = next((name for at, name in enumerate(self.wanted) if name in self.wanted[:at]), None)
             if twice is not None:
-                raise UserError(f"{self._label(twice)} is named twice in --columns {shown(','.join(columns))}")
+                raise UserError(f"{self._label(twice)} is named twice in --columns {escaped(','.join(columns))}")
         else:
             self.wanted = _usual(first, names, wanted, header)
 
     @property
-    def taken(self) -> list[str]:
+    def selected(self) -> list[str]:
         """The columns that are taken, by name where they have one, as `columns` would say them."""
         return [str(self.names[one] if isinstance(one, int) and self.names else one) for one in self.wanted]
 
     @property
-    def tops(self) -> list[str]:
+    def top_level_names(self) -> list[str]:
         """The outermost names, of a record that is an object."""
         return list(dict.fromkeys(self._top(str(name)) for name in self.wanted))
 
@@ -130,53 +132,53 @@ class ColumnSelector:
         if not self.names:
             last = len(first) - 1
             raise UserError(
-                f"there is no column '{shown(column)}', as the first line is no header: give numbers, 0 to {last}"
+                f"there is no column '{escaped(column)}', as the first line is no header: give numbers, 0 to {last}"
             )
-        raise UserError(f"there is no column '{shown(column)}'{nearest(column, map(shown, self.names))}")
+        raise UserError(f"there is no column '{escaped(column)}'{nearest(column, map(escaped, self.names))}")
 
     def __call__(self, record: list | dict) -> Row:
         try:
             row = tuple([record[wanted] for wanted in self.wanted])  # type: ignore[call-overload]
         except (LookupError, TypeError):
-            return self._with_care(record)
+            return self._select_checked(record)
         for text in row:
-            if not isinstance(text, str) or not text or text.isspace() or len(text) > self.longest:
-                return self._with_care(record)
+            if not isinstance(text, str) or not text or text.isspace() or len(text) > self.max_chars:
+                return self._select_checked(record)
         return row
 
-    def _with_care(self, record: list | dict) -> Row:
+    def _select_checked(self, record: list | dict) -> Row:
         row = []
         for wanted in self.wanted:
             text = _text(self._value(record, wanted))
-            if not isinstance(text, Bad):
+            if not isinstance(text, BadRow):
                 text = self._checked(text)
-            if isinstance(text, Bad):
-                return Bad(text.reason, f"{self._label(wanted)} {text.what}")
+            if isinstance(text, BadRow):
+                return BadRow(text.reason, f"{self._label(wanted)} {text.message}")
             row.append(text)
         return tuple(row)
 
-    def _checked(self, text: str) -> str | Bad:
+    def _checked(self, text: str) -> str | BadRow:
         if not text or text.isspace():
-            return Bad("empty", "is empty")
-        if len(text) > self.longest:
-            return Bad("too long", f"has {len(text):,} characters, more than {self.longest:,}")
+            return BadRow("empty", "is empty")
+        if len(text) > self.max_chars:
+            return BadRow("too long", f"has {len(text):,} characters, more than {self.max_chars:,}")
         return text
 
     def _label(self, wanted: str | int) -> str:
         name = self.names[wanted] if isinstance(wanted, int) and self.names else wanted
-        return f"column '{shown(name)}'" if isinstance(name, str) else f"column {name}"
+        return f"column '{escaped(name)}'" if isinstance(name, str) else f"column {name}"
 
     def _value(self, record: list | dict, wanted: str | int) -> Any:
         if isinstance(record, list):
             if isinstance(wanted, int) and wanted < len(record):
                 return record[wanted]
-            return Bad("too few columns", f"is missing: {len(record)} column{'s' * (len(record) != 1)} here")
+            return BadRow("too few columns", f"is missing: {len(record)} column{'s' * (len(record) != 1)} here")
         if wanted in record:
             return record[wanted]
         here: Any = record
         for name in str(wanted).split("."):
             if not isinstance(here, dict) or name not in here:
-                return Bad("no such column", f"is missing{nearest(str(wanted), map(shown, record))}")
+                return BadRow("no such column", f"is missing{nearest(str(wanted), map(escaped, record))}")
             here = here[name]
         return here
 
@@ -190,13 +192,13 @@ def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> t
         if there == wanted:
             return tuple(range(wanted))
         raise UserError(_too_many(list(first[:there]), wanted, ()) if there > wanted else _too_few(there, wanted))  # type: ignore[index]
-    chosen = by_name(names, wanted)
+    chosen = usual_columns(names, wanted)
     if chosen is None:
         raise UserError(_too_few(len(names), wanted) if len(names) < wanted else _too_many(names, wanted, names))
     return tuple(names.index(name) for name in chosen) if header else tuple(chosen)
 
 
-def by_name(names: list[str], wanted: int) -> list[str] | None:
+def usual_columns(names: list[str], wanted: int) -> list[str] | None:
     """Return the columns that are meant by usual names, or because there are no others; None: nobody can know."""
     by_lower = {str(name).strip().lower(): name for name in reversed(names)}
     usual = {2: (*PAIRS, *LABELLED), 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
@@ -224,12 +226,12 @@ def _too_many(cells: Sequence[Any], wanted: int, names: Sequence[str]) -> str:
     ways += ["for two texts and a label, --task match"] if wanted == 2 and len(cells) == 3 else []
     ways += ["for a text and its label, --task classify"] if wanted == 1 and len(cells) == 2 else []
     what = WANTED.get(wanted, "one text is wanted")
-    return f"there are {len(cells)} columns ({listed(cells)}), and {what}: {'; '.join(ways)}"
+    return f"there are {len(cells)} columns ({quoted_list(cells)}), and {what}: {'; '.join(ways)}"
 
 
-def _text(value: Any) -> str | Bad:
+def _text(value: Any) -> str | BadRow:
     """Numbers are written out, lists of words joined by spaces."""
-    if isinstance(value, str | Bad):
+    if isinstance(value, str | BadRow):
         return value
     if value is None:
         return ""
@@ -237,9 +239,9 @@ def _text(value: Any) -> str | Bad:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            return Bad("not UTF-8", "is not UTF-8")
+            return BadRow("not UTF-8", "is not UTF-8")
     if isinstance(value, list) and all(isinstance(word, str | int) for word in value):
         return " ".join(map(str, value))
     if isinstance(value, bool | int | float):
         return str(value)
-    return Bad("not text", f"is not a text but {type(value).__name__}")
+    return BadRow("not text", f"is not a text but {type(value).__name__}")

@@ -21,9 +21,9 @@ import torch
 from regard.core import UserError
 from regard.errors import short
 
-from .batches import IGNORE, Batch, BucketedBatches, Sequences, pad_rows
-from .columns import Bad, Row, shown
-from .forms import Numbered, check_contents, format_of, lines, plain, stamp
+from .batches import IGNORE, Batch, BucketedBatches, SequenceDataset, pad_rows
+from .columns import BadRow, Row, escaped
+from .forms import NumberedRow, check_contents, file_stamp, format_of, read_lines, without_gz
 from .tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
@@ -35,7 +35,7 @@ class Rows(Protocol):
     name: str
     unit: str
 
-    def rows(self) -> Iterator[Numbered]: ...
+    def rows(self) -> Iterator[NumberedRow]: ...
 
     def key(self) -> list[Any]: ...
 
@@ -46,8 +46,8 @@ class Conll:
 
     unit, documents = "line", True
 
-    def __init__(self, path: Path, columns: Sequence[str], longest: int):
-        self.path, self.longest, self.name = path, longest, short(path)
+    def __init__(self, path: Path, columns: Sequence[str], max_chars: int):
+        self.path, self.max_chars, self.name = path, max_chars, short(path)
         check_contents(path, "text")
         if columns and (len(columns) != 2 or not all(re.fullmatch(r"\d{1,3}", column) for column in columns)):
             raise UserError(f"{self.name}: of a word and its tag the columns are two numbers, such as 0,3, and not "
@@ -55,9 +55,9 @@ class Conll:
         universal = path.name.removesuffix(".gz").endswith(".conllu")
         self.columns = tuple(map(int, columns)) if columns else (1, 3) if universal else (0, -1)
 
-    def rows(self) -> Iterator[Numbered]:
+    def rows(self) -> Iterator[NumberedRow]:
         begin, words, bad = 0, [], None
-        for number, line in enumerate(lines(self.path, self.longest), 1):
+        for number, line in enumerate(read_lines(self.path, self.max_chars), 1):
             if isinstance(line, str) and (not line.strip() or line.startswith(DOCUMENT)):
                 if words or bad:
                     yield begin, bad or _record(words)
@@ -65,34 +65,34 @@ class Conll:
                 continue
             if not words and isinstance(line, str) and line.startswith("#") and "\t" not in line:
                 continue  # a remark before a sentence
-            found = line if isinstance(line, Bad) else self._fields(line)
+            found = line if isinstance(line, BadRow) else self._fields(line)
             begin = begin if words or bad else number
-            if isinstance(found, Bad):
+            if isinstance(found, BadRow):
                 begin, bad = (begin, bad) if bad else (number, found)
             elif found is not None:
                 words.append(found)
         if words or bad:
             yield begin, bad or _record(words)
 
-    def _fields(self, line: str) -> tuple[str, str] | Bad | None:
+    def _fields(self, line: str) -> tuple[str, str] | BadRow | None:
         fields = line.split("\t") if "\t" in line else line.split()
         if PARTS_OF_WORDS.fullmatch(fields[0]) and len(fields) == 10:
             return None
         if len(fields) <= max(1, *self.columns):
-            return Bad("too few columns", f"a word and its tag are wanted, and here is '{shown(line)}'")
+            return BadRow("too few columns", f"a word and its tag are wanted, and here is '{escaped(line)}'")
         return tuple(fields[column].strip().replace(" ", "_") for column in self.columns)  # type: ignore[return-value]
 
     def key(self) -> list[Any]:
-        return [stamp(self.path), *self.columns]
+        return [file_stamp(self.path), *self.columns]
 
 
 def is_conll(path: Path) -> bool:
     """Return whether a file has one word a line, with its tag in another column, and empty lines between sentences."""
-    if plain(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
+    if without_gz(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
         return True
     if format_of(path) not in ("text", "tsv"):
         return False
-    head = [line for line in islice(lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
+    head = [line for line in islice(read_lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
     widths = {line.count("\t") for line in head if line.strip() and not line.startswith("#")}
     return len(widths) == 1 and widths.pop() > 0 and any(not line.strip() for line in head[:-1])
 
@@ -100,7 +100,7 @@ def is_conll(path: Path) -> bool:
 def has_sentence_per_line(path: Path) -> bool:
     """Of a table whether its rows are whole sentences with all their tags, and not words: then no line is empty, and
     spaces stand inside its columns."""
-    head = [line for line, _ in zip(lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
+    head = [line for line, _ in zip(read_lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
     spaced = (sum(" " in field.strip() for field in line.split("\t")) > 1 for line in head)
     return all(line.strip() for line in head) and any(spaced)
 
@@ -114,16 +114,16 @@ class Checked:
         self.inner, self.name, self.unit = inner, inner.name, inner.unit
         self.pick = getattr(inner, "pick", None)  # what takes the columns out of it
 
-    def rows(self) -> Iterator[Numbered]:
+    def rows(self) -> Iterator[NumberedRow]:
         for number, row in self.inner.rows():
-            if isinstance(row, Bad):
+            if isinstance(row, BadRow):
                 yield number, row
                 continue
             words, tags = (side.split(" ") for side in row)
             if len(words) == len(tags):
                 yield number, _record(list(zip(words, tags, strict=True)))
             else:
-                yield number, Bad("unequal", f"{len(words)} words and {len(tags)} tags, and each word has one")
+                yield number, BadRow("unequal", f"{len(words)} words and {len(tags)} tags, and each word has one")
 
     def key(self) -> list[Any]:
         return self.inner.key()
@@ -132,10 +132,10 @@ class Checked:
 def _record(words: list[tuple[str, str]]) -> Row:
     for word, tag in words:
         if not word or not tag:
-            return Bad("empty", f"the word '{shown(word)}' has the tag '{shown(tag)}': neither may be empty")
+            return BadRow("empty", f"the word '{escaped(word)}' has the tag '{escaped(tag)}': neither may be empty")
         if TAG_SEPARATOR in tag:
-            return Bad(
-                "slash", f"the tag '{shown(tag)}' holds a '{TAG_SEPARATOR}', which stands between a word and its tag"
+            return BadRow(
+                "slash", f"the tag '{escaped(tag)}' holds a '{TAG_SEPARATOR}', which stands between a word and its tag"
             )
     return " ".join(word for word, _ in words), " ".join(tag for _, tag in words)
 
@@ -177,7 +177,7 @@ class TagCoder:
         tokens, asked = [], []
         for (ids, firsts), row in zip(first_tokens_of_words(self.source, [row[0] for row in rows]), rows, strict=True):
             targets = [IGNORE] * len(ids)
-            for first, tag in zip(firsts, self.target.numbers(row[1].split(" "), self.unknown), strict=True):
+            for first, tag in zip(firsts, self.target.label_ids(row[1].split(" "), self.unknown), strict=True):
                 if first >= 0:
                     targets[first] = tag
             tokens.append(ids)
@@ -191,7 +191,9 @@ class TagCoder:
 class TagBatches:
     """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
+    def __init__(
+        self, data: SequenceDataset, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+    ):
         self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.errors import in_one_line, nearest
 
 from .columns import ColumnSelector
-from .forms import Numbered
+from .forms import NumberedRow
 
 NAME = re.compile(r"(hf:)?([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")
 PARTS = {"train": ("train",), "dev": ("validation", "valid", "dev", "val"), "test": ("test",)}
@@ -22,17 +22,17 @@ class Hub:
 
     unit, documents = "row", True
 
-    def __init__(self, name: str, rows: Any, columns: tuple[str, ...], wanted: int, longest: int):
+    def __init__(self, name: str, rows: Any, columns: tuple[str, ...], wanted: int, max_chars: int):
         self.name, self.data = name, rows
         try:
             first = next(iter(rows), None)
             if first is None:
                 raise UserError("holds no record")
-            self.pick = ColumnSelector(_opened(first, columns), False, columns, wanted, longest)
+            self.pick = ColumnSelector(_opened(first, columns), False, columns, wanted, max_chars)
         except UserError as error:
             raise error.of(name) from None
 
-    def rows(self) -> Iterator[Numbered]:
+    def rows(self) -> Iterator[NumberedRow]:
         for number, record in enumerate(self.data, 1):
             yield number, self.pick(record)
 
@@ -48,7 +48,7 @@ def _opened(record: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
     return {f"translation.{language}": text for language, text in inner.items()}
 
 
-def find(text: str, columns: tuple[str, ...], wanted: int, longest: int, hint: str = "") -> dict[str, Hub]:
+def load_splits(text: str, columns: tuple[str, ...], wanted: int, max_chars: int, hint: str = "") -> dict[str, Hub]:
     """The parts of the dataset `name`, `owner/name` or `name:configuration`; hint: which file might be meant."""
     _, name, configuration = NAME.fullmatch(text).groups()  # type: ignore[union-attr]
     try:
@@ -69,7 +69,7 @@ def find(text: str, columns: tuple[str, ...], wanted: int, longest: int, hint: s
     for part, names in PARTS.items():
         key = next((key for key in names if key in splits), None)
         if key is not None:
-            parts[part] = Hub(f"{text} ({key})", splits[key], columns, wanted, longest)
+            parts[part] = Hub(f"{text} ({key})", splits[key], columns, wanted, max_chars)
     if "train" not in parts:
         raise UserError(f"the dataset '{text}' has no part 'train'{nearest('train', splits)}")
     return parts

@@ -27,13 +27,13 @@ from regard.schema import fit
 
 RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.items()}  # as Pillow numbers them
 MODES = {1: "L", 3: "RGB"}
-DEEP = ("I;16", "I;16L", "I;16B", "I")  # 16 bits a pixel
-BOMB = Image.DecompressionBombWarning
+SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I")  # 16 bits a pixel
+BOMB_WARNING = Image.DecompressionBombWarning
 BROKEN = (  # whatever Pillow may say of a damaged file
-    OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error, BOMB,
-    Image.DecompressionBombError,
+    OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error,
+    BOMB_WARNING, Image.DecompressionBombError,
 )  # fmt: skip
-LARGEST = 1 << 14  # side of a picture that a model looks at
+MAX_SIDE = 1 << 14  # side of a picture that a model looks at
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -67,9 +67,9 @@ class ImageProcessor:
         for name in ("size", "crop"):
             sides = getattr(self, name)
             sides = sides if isinstance(sides, list) else [] if sides is None else [sides]
-            if any(not isinstance(side, int) or not 1 <= side <= LARGEST for side in sides) or len(sides) > 2:
+            if any(not isinstance(side, int) or not 1 <= side <= MAX_SIDE for side in sides) or len(sides) > 2:
                 raise UserError(
-                    f"{name} is height and width in pixels, up to {LARGEST:,}, not {shown(getattr(self, name))}"
+                    f"{name} is height and width in pixels, up to {MAX_SIDE:,}, not {shown(getattr(self, name))}"
                 )
         for name in ("mean", "std"):
             numbers = getattr(self, name)
@@ -91,23 +91,23 @@ class ImageProcessor:
         sides = self.crop or (self.size if isinstance(self.size, list) else None)
         return None if sides is None else (self.channels, *sides)
 
-    def look(self, files: Iterable[str | Path]) -> Tensor:
+    def load(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, channels, height, width) of picture files, which must come out equally large."""
-        return self.numbers(np.stack([self.pixels(open_image(file)) for file in files]))
+        return self.normalize(np.stack([self.resize_and_crop(open_image(file)) for file in files]))
 
-    def pixels(self, image: Image.Image) -> np.ndarray:
+    def resize_and_crop(self, image: Image.Image) -> np.ndarray:
         """(channels, height, width) from 0 to 255."""
         image = image.convert(MODES[self.channels])
         if self.size is not None:
             height, width = self._sides(image)
-            if height * width > LARGEST**2:
+            if height * width > MAX_SIDE**2:
                 raise UserError(f"a picture of {image.width:,} x {image.height:,} pixels is too narrow to be resized")
             image = image.resize((width, height), RESAMPLE[self.resample])
         found = np.asarray(image)
         found = found[None] if found.ndim == 2 else np.moveaxis(found, -1, 0)
-        return found if self.crop is None else _middle(found, *self.crop)
+        return found if self.crop is None else _center_crop(found, *self.crop)
 
-    def numbers(self, pixels: np.ndarray) -> Tensor:
+    def normalize(self, pixels: np.ndarray) -> Tensor:
         """pixels (..., channels, height, width) -> the same, as the model takes them."""
         x = torch.from_numpy(np.array(pixels)).float() * self.factor
         if self.mean is not None:
@@ -128,7 +128,7 @@ def open_image(path: str | Path) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            warnings.simplefilter("error", BOMB)
+            warnings.simplefilter("error", BOMB_WARNING)
             with Image.open(path) as image:
                 image.load()
                 image = ImageOps.exif_transpose(image)
@@ -138,12 +138,12 @@ def open_image(path: str | Path) -> Image.Image:
         raise UserError(f"{short(path)} is no picture that can be read: of no known form, or damaged") from None
     except BROKEN as error:
         raise UserError(f"{short(path)} cannot be read as a picture: {in_one_line(error)}") from None
-    if image.mode in DEEP:
+    if image.mode in SIXTEEN_BIT:
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     return image
 
 
-def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """The middle of (channels, old height, old width), black where it is larger than all."""
     old = pixels.shape[1:]
     around = [(0, 0), *((math.ceil(more / 2), more // 2) for more in (max(height - old[0], 0), max(width - old[1], 0)))]
@@ -152,7 +152,7 @@ def _middle(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return pixels[:, top : top + height, left : left + width]
 
 
-def usual(sides: Iterable[int], channels: int = 3, clip: bool = False) -> ImageProcessor:
+def default_processor(sides: Iterable[int], channels: int = 3, clip: bool = False) -> ImageProcessor:
     """What is done where nothing is said, for a model of images this large: as with ViT, or as with CLIP."""
     sides = list(sides)
     if channels != 3:
@@ -162,7 +162,7 @@ def usual(sides: Iterable[int], channels: int = 3, clip: bool = False) -> ImageP
     return ImageProcessor(sides, mean=list(HALF), std=list(HALF))
 
 
-class Preprocessor(TypedDict, total=False):
+class PreprocessorConfig(TypedDict, total=False):
     """The entries of preprocessor_config.json that are read."""
 
     image_processor_type: str | None
@@ -177,53 +177,55 @@ class Preprocessor(TypedDict, total=False):
     resample: int
 
 
-def from_preprocessor_config(told: dict[str, Any], channels: int = 3) -> ImageProcessor:
+def from_preprocessor_config(config: dict[str, Any], channels: int = 3) -> ImageProcessor:
     """What preprocessor_config.json says. What it leaves out is as its class has it: ViT's, or CLIP's."""
-    kind = str(told.get("image_processor_type") or told.get("feature_extractor_type") or "")
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     clip = "CLIP" in kind
     size = crop = mean = std = None
-    if told.get("do_resize", True):
-        size = _size(told.get("size", 224), "size", clip)
-    if told.get("do_center_crop", clip):
-        crop = _size(told.get("crop_size", 224), "crop_size", False)
-    if told.get("do_normalize", True):
-        mean = list(told.get("image_mean") or (CLIP_MEAN if clip else HALF))
-        std = list(told.get("image_std") or (CLIP_STD if clip else HALF))
-    factor = told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else 1.0
-    number = told.get("resample", 3 if clip else 2)
+    if config.get("do_resize", True):
+        size = _size(config.get("size", 224), "size", clip)
+    if config.get("do_center_crop", clip):
+        crop = _size(config.get("crop_size", 224), "crop_size", False)
+    if config.get("do_normalize", True):
+        mean = list(config.get("image_mean") or (CLIP_MEAN if clip else HALF))
+        std = list(config.get("image_std") or (CLIP_STD if clip else HALF))
+    factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    number = config.get("resample", 3 if clip else 2)
     names = [name for name, kind in RESAMPLE.items() if int(kind) == number]
     if not names:
         raise UserError(f"preprocessor_config.json says resample = {number!r}, which Pillow does not know")
-    return ImageProcessor(size, crop if crop is None or isinstance(crop, list) else [crop] * 2, names[0], factor, mean, std,
-                channels)  # fmt: skip
+    crop = crop if crop is None or isinstance(crop, list) else [crop] * 2
+    return ImageProcessor(size, crop, names[0], factor, mean, std, channels)
 
 
-def to_preprocessor_config(lens: ImageProcessor, kind: str) -> dict[str, Any]:
+def to_preprocessor_config(processor: ImageProcessor, kind: str) -> dict[str, Any]:
     """The same the other way; kind: their class."""
-    told: dict[str, Any] = {"image_processor_type": kind, "do_resize": lens.size is not None}
-    if lens.size is not None:
-        told["size"] = _sides_table(lens.size) if isinstance(lens.size, list) else {"shortest_edge": lens.size}
-    told["do_center_crop"] = lens.crop is not None
-    if lens.crop is not None:
-        told["crop_size"] = _sides_table(lens.crop)
-    told |= {"do_rescale": True, "rescale_factor": lens.factor, "resample": int(RESAMPLE[lens.resample])}
-    told["do_normalize"] = lens.mean is not None and lens.std is not None
-    return told | ({"image_mean": lens.mean, "image_std": lens.std} if told["do_normalize"] else {})
+    config: dict[str, Any] = {"image_processor_type": kind, "do_resize": processor.size is not None}
+    if processor.size is not None:
+        config["size"] = (
+            _sides_table(processor.size) if isinstance(processor.size, list) else {"shortest_edge": processor.size}
+        )
+    config["do_center_crop"] = processor.crop is not None
+    if processor.crop is not None:
+        config["crop_size"] = _sides_table(processor.crop)
+    config |= {"do_rescale": True, "rescale_factor": processor.factor, "resample": int(RESAMPLE[processor.resample])}
+    config["do_normalize"] = processor.mean is not None and processor.std is not None
+    return config | ({"image_mean": processor.mean, "image_std": processor.std} if config["do_normalize"] else {})
 
 
 def _sides_table(sides: list) -> dict[str, int]:
     return {"height": sides[0], "width": sides[1]}
 
 
-def _size(told: Any, name: str, shorter: bool) -> int | list:
+def _size(config: Any, name: str, shorter: bool) -> int | list:
     """A number for the shorter side, or height and width. shorter: what a number alone means."""
-    if isinstance(told, int):
-        return told if shorter else [told, told]
-    if isinstance(told, list | tuple) and len(told) == 2:
-        return list(told)
-    known = {key: value for key, value in told.items() if value is not None} if isinstance(told, dict) else {}
+    if isinstance(config, int):
+        return config if shorter else [config, config]
+    if isinstance(config, list | tuple) and len(config) == 2:
+        return list(config)
+    known = {key: value for key, value in config.items() if value is not None} if isinstance(config, dict) else {}
     if set(known) == {"height", "width"}:
         return [known["height"], known["width"]]
     if set(known) == {"shortest_edge"}:
         return known["shortest_edge"]
-    raise UserError(f"preprocessor_config.json says {name} = {told!r}: height and width, or shortest_edge, are read")
+    raise UserError(f"preprocessor_config.json says {name} = {config!r}: height and width, or shortest_edge, are read")

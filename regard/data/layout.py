@@ -10,11 +10,11 @@ from regard.core import UserError
 from regard.errors import short
 from regard.files.reading import Natural
 
-from .columns import Bad, ColumnSelector
+from .columns import BadRow, ColumnSelector
 from .conll import Conll, is_conll
 from .folder import looks_like_table
 from .forms import format_of
-from .read import LONGEST, open_table
+from .read import MAX_CHARS, open_table
 
 TEXTS = {"pairs": 1, "text": 1, "matches": 2, "tags": 1}  # columns of a record that are read; the others are answers
 
@@ -32,7 +32,7 @@ class Layout(TypedDict, total=False):
 
 def layout_of(pick: ColumnSelector | None) -> Layout | None:
     """Return what run.json keeps of the columns of a table; None: there are none."""
-    return None if pick is None else {"taken": pick.taken, "names": list(map(str, pick.names)), "width": pick.width}
+    return None if pick is None else {"taken": pick.selected, "names": list(map(str, pick.names)), "width": pick.width}
 
 
 def layout_in(told: dict[str, Any]) -> Layout | None:
@@ -78,7 +78,7 @@ def texts_of(file: Path, kind: str, layout: Layout | None) -> Iterator[str | tup
         return None
     if kind == "tags" and is_conll(file):
         columns = (layout or {}).get("taken", [])
-        return _texts(Conll(file, columns if all(map(str.isdecimal, columns)) else (), LONGEST), 1)
+        return _texts(Conll(file, columns if all(map(str.isdecimal, columns)) else (), MAX_CHARS), 1)
     columns = matching(file, layout, most) if layout else None
     if columns is not None:
         return _texts(open_table(file, columns), most)
@@ -98,6 +98,6 @@ def texts_of(file: Path, kind: str, layout: Layout | None) -> Iterator[str | tup
 
 def _texts(table: Any, most: int) -> Iterator[str | tuple[str, ...]]:
     for number, row in table.rows():
-        if isinstance(row, Bad):
-            raise UserError(f"{table.name}, {table.unit} {number}: {row.what}")
+        if isinstance(row, BadRow):
+            raise UserError(f"{table.name}, {table.unit} {number}: {row.message}")
         yield row[0] if most == 1 else row[:most]

@@ -13,22 +13,22 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 from tokenizers.processors import TemplateProcessing
 
-from .tokenizer import VALUES, Tokenizer
+from .tokenizer import BYTE_VALUES, Tokenizer
 
 MASK = "[MASK]"
-NAMES = (MASK, "<mask>", "<MASK>", "<|mask|>")
+MASK_NAMES = (MASK, "<mask>", "<MASK>", "<|mask|>")
 SPACE = "\u2581"  # how sentencepiece writes it
 
 
-def mask_of(tokenizer: Tokenizer) -> str | None:
+def mask_token(tokenizer: Tokenizer) -> str | None:
     """How the mask is called, where there is one."""
-    return next((name for name in NAMES if tokenizer.inner.token_to_id(name) is not None), None)
+    return next((name for name in MASK_NAMES if tokenizer.inner.token_to_id(name) is not None), None)
 
 
 def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """The same with a mask, and with start and end around texts and pairs of texts, where it had none."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
-    if mask_of(tokenizer) is None:
+    if mask_token(tokenizer) is None:
         spaced = Pieces(tokenizer).spaced  # the mask stands for a piece with the space before it
         inner.add_special_tokens([AddedToken(MASK, special=True, normalized=False, lstrip=spaced)])
     if not tokenizer.adds_special_tokens:
@@ -56,16 +56,16 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer, inner = tokenizer, tokenizer.inner
-        self.whole = isinstance(inner.model, models.WordLevel)
+        self.word_level = isinstance(inner.model, models.WordLevel)
         self.prefix = inner.model.continuing_subword_prefix if isinstance(inner.model, models.WordPiece) else ""
-        self.in_bytes = any("ByteLevel" in repr(step) for step in (inner.pre_tokenizer, inner.decoder))
+        self.byte_level = any("ByteLevel" in repr(step) for step in (inner.pre_tokenizer, inner.decoder))
         self.added = set(inner.get_added_tokens_decoder())
 
     def text(self, name: str) -> str:
         """What a token is in a text, with the space before it if it has one."""
-        if name in VALUES:
-            return VALUES[name].decode("utf-8", "replace")
-        if self.in_bytes:
+        if name in BYTE_VALUES:
+            return BYTE_VALUES[name].decode("utf-8", "replace")
+        if self.byte_level:
             return decoders.ByteLevel().decode([name])
         return name.removeprefix(self.prefix) if self.prefix else name.replace(SPACE, " ")
 
@@ -92,7 +92,7 @@ class Pieces:
     @cached_property
     def spaced(self) -> bool:
         """Pieces come with the space before them."""
-        return not self.whole and any(text[:1] == " " and len(text) > 1 for text in self.texts)
+        return not self.word_level and any(text[:1] == " " and len(text) > 1 for text in self.texts)
 
     @cached_property
     def ends_line(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class Pieces:
     @cached_property
     def _open(self) -> tuple[np.ndarray, np.ndarray]:
         """(vocab,) twice: a token may go on with a word, and a word may go on after it."""
-        if self.whole:
+        if self.word_level:
             return np.zeros(self.tokenizer.size, bool), np.zeros(self.tokenizer.size, bool)
         if self.prefix:
             left = np.array([name is not None and self.continues(name) for name in self.names])
@@ -156,7 +156,7 @@ class Template(NamedTuple):
         """How many marks there are."""
         return sum(map(len, self.marks))
 
-    def frame(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def apply(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens with their marks, and the segment of each."""
         ids, segments = [self.marks[0]], [self.segments[0]]
         for text, segment, marks, theirs in zip(texts, self.of, self.marks[1:], self.segments[1:], strict=True):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from regard.core import Model, UserError
 
-from .batches import Batch, BucketedBatches, Sequences, pad_rows
+from .batches import Batch, BucketedBatches, SequenceDataset, pad_rows
 from .tokenizer import Tokenizer
 
-Answers = Callable[[Sequence[np.ndarray]], Tensor]
+DecodeAnswers = Callable[[Sequence[np.ndarray]], Tensor]
 
 
 class MatchCoder:
@@ -35,14 +35,16 @@ class MatchCoder:
         self.source, self.labels, self.types = source, labels, types
 
     def __call__(self, rows: Sequence[tuple[str, ...]]) -> list[list[list[int]]]:
-        framed = self.frame([(row[0], row[1]) for row in rows])
+        framed = self.encode_pairs([(row[0], row[1]) for row in rows])
         answers = [row[2] for row in rows]
-        coded = self.labels.numbers(answers) if self.labels else map(bits, answers)
+        coded = self.labels.label_ids(answers) if self.labels else map(float_bits, answers)
         return [[ids for ids, _ in framed], [[one] for one in coded], [segments for _, segments in framed]]
 
-    def frame(self, pairs: Sequence[tuple[str, str]], limit: int | None = None) -> list[tuple[list[int], list[int]]]:
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], limit: int | None = None
+    ) -> list[tuple[list[int], list[int]]]:
         """limit: tokens at the most; of the longer text, and then of both, the end is left out for it."""
-        framed = self.source.frame_pairs(pairs)
+        framed = self.source.encode_pairs(pairs)
         if limit is not None:
             for number, (ids, _) in enumerate(framed):
                 if len(ids) > limit:
@@ -74,7 +76,7 @@ def num_segment_types(model: Model) -> int | None:
     return None if table is None else len(table)
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """None where a text is none."""
     try:
         value = float(text)
@@ -83,9 +85,9 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def bits(text: str) -> int:
+def float_bits(text: str) -> int:
     """Of a number as a float of 32."""
-    value = number(text)
+    value = parse_number(text)
     if value is None:
         raise UserError(f"'{text}' is no number, and numbers were learned")
     return int(np.float32(value).view(np.int32))
@@ -107,10 +109,10 @@ class MatchBatches:
 
     def __init__(
         self,
-        data: Sequences,
+        data: SequenceDataset,
         budget: int,
         seed: int,
-        answers: Answers,
+        answers: DecodeAnswers,
         pad: int = 0,
         shuffle: bool = True,
         rows: int = 0,

@@ -38,12 +38,12 @@ class PermutedBatches:
         asked = max(size // self.every, 1)
         orders = np.random.default_rng((self.seed, epoch, place)).random((batch, size)).argsort(1)
         ranks = torch.from_numpy(np.maximum(orders - (size - asked) + 1, 0))
-        at = places(ranks)
+        at = target_positions(ranks)
         targets = tokens.gather(1, at)
         pattern = find(Pattern, "order")(ranks, place)  # type: ignore[call-arg]
-        return Batch(tokens, targets, count=targets.numel(), pattern=pattern, place=place)
+        return Batch(tokens, targets, count=targets.numel(), pattern=pattern, stream_offset=place)
 
 
-def places(ranks: Tensor) -> Tensor:
+def target_positions(ranks: Tensor) -> Tensor:
     """(batch, asked): where in a segment the tokens are that are asked for, in their order; as many in each row."""
     return ranks.argsort(1, descending=True)[:, : int((ranks[:1] > 0).sum())].flip(1)

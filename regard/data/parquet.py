@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .columns import Bad, ColumnSelector
-from .forms import Numbered, check_contents, opened, stamp
+from .columns import BadRow, ColumnSelector
+from .forms import NumberedRow, check_contents, file_stamp, open_bytes
 
 ROWS = 4096  # read together
 GROWTH = 100  # times larger may a zipped file become
@@ -23,34 +23,34 @@ BLOCK = 1 << 20
 
 
 class Parquet:
-    """columns, wanted, longest: as of a Table."""
+    """columns, wanted, max_chars: see Table."""
 
     unit, documents = "row", True
 
-    def __init__(self, path: Path, columns: tuple[str, ...], wanted: int, longest: int):
+    def __init__(self, path: Path, columns: tuple[str, ...], wanted: int, max_chars: int):
         self.path, self.name = path, short(path)
         check_contents(path, "parquet")
         with self._file() as file:
             names = dict.fromkeys(file.schema_arrow.names)
         try:
-            self.pick = ColumnSelector(names, False, columns, wanted, longest)
+            self.pick = ColumnSelector(names, False, columns, wanted, max_chars)
         except UserError as error:
             raise error.of(self.name) from None
 
-    def rows(self) -> Iterator[Numbered]:
-        number, tops = 0, self.pick.tops
+    def rows(self) -> Iterator[NumberedRow]:
+        number, top_level_names = 0, self.pick.top_level_names
         with self._file() as file:
-            for batch in file.iter_batches(batch_size=ROWS, columns=tops, use_threads=False):
-                for values in zip(*(_values(batch.column(name)) for name in tops), strict=True):
+            for batch in file.iter_batches(batch_size=ROWS, columns=top_level_names, use_threads=False):
+                for values in zip(*(_values(batch.column(name)) for name in top_level_names), strict=True):
                     number += 1
-                    yield number, self.pick(dict(zip(tops, values, strict=True)))
+                    yield number, self.pick(dict(zip(top_level_names, values, strict=True)))
 
     @contextmanager
     def _file(self) -> Iterator[pq.ParquetFile]:
         try:
             with tempfile.TemporaryFile() as spare:
                 if self.path.suffix.lower() == ".gz":  # Parquet is read from its end, which a gzip stream cannot do
-                    with opened(self.path) as file:
+                    with open_bytes(self.path) as file:
                         self._unzip(file, spare)
                 yield pq.ParquetFile(spare if spare.tell() else self.path, memory_map=True)
         except UserError:
@@ -67,7 +67,7 @@ class Parquet:
             spare.write(block)
 
     def key(self) -> list[Any]:
-        return [stamp(self.path), self.pick.wanted]
+        return [file_stamp(self.path), self.pick.wanted]
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -81,4 +81,4 @@ def _value(cell: pa.Scalar) -> Any:
     try:
         return cell.as_py()
     except UnicodeDecodeError:
-        return Bad("not UTF-8", "is not UTF-8")
+        return BadRow("not UTF-8", "is not UTF-8")

@@ -20,9 +20,9 @@ from regard.errors import in_one_line, short
 
 from .arrays import read_arrays
 from .batches import Batch
-from .folder import WORDS, beside
+from .folder import SPLIT_NAMES, similar_name_hint
 from .images import ImageProcessor, open_image
-from .split import by_hash, place
+from .split import by_hash, hash_bin
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 PARTS = ("train", "dev", "test")
@@ -54,7 +54,7 @@ class LabeledImages:
             return open_image(one)
         return Image.fromarray(one[..., 0] if one.ndim == 3 and one.shape[-1] == 1 else one)
 
-    def only(self, numbers: Sequence[int], part: str) -> LabeledImages:
+    def subset(self, numbers: Sequence[int], part: str) -> LabeledImages:
         files = self.files[list(numbers)] if isinstance(self.files, np.ndarray) else [self.files[n] for n in numbers]
         return LabeledImages(
             f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers]
@@ -102,10 +102,10 @@ def open_images(
         sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
     whole = parts["train"]
-    places = [place(key, seed) for key in whole.keys]
+    places = [hash_bin(key, seed) for key in whole.keys]
     for name, part in by_hash(whole.keys, sizes, seed).items():
         begin, end = part.share.begin, part.share.end
-        parts[name] = whole.only([n for n, at in enumerate(places) if begin <= at < end], name)
+        parts[name] = whole.subset([n for n, at in enumerate(places) if begin <= at < end], name)
     counts = ", ".join(f"{len(parts[name]):,} for {name}" for name in PARTS if name in parts)
     made = ImageCorpus(parts["train"], parts.get("dev"), parts.get("test"), notes)
     classes = "" if texts else f" of {len(made.labels)} classes"
@@ -113,7 +113,7 @@ def open_images(
     return made
 
 
-def open_part(data: str | Path, part: str, texts: bool = False) -> LabeledImages | None:
+def open_split(data: str | Path, part: str, texts: bool = False) -> LabeledImages | None:
     """One part of some pictures: train, dev or test; all of them, where they have no parts."""
     parts = _read(Path(data), texts, [])
     return next(iter(parts.values())) if len(parts) == 1 else parts.get(part)
@@ -136,7 +136,7 @@ def _alone(path: Path, texts: bool, notes: list[str]) -> LabeledImages:
 
 def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, LabeledImages]:
     if not path.exists():
-        raise UserError(f"there is no '{short(path)}' to take pictures from{beside(path)}")
+        raise UserError(f"there is no '{short(path)}' to take pictures from{similar_name_hint(path)}")
     if texts:
         return _tables(path)
     if path.suffix == ".npz":
@@ -144,7 +144,7 @@ def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, LabeledImages]
     if not path.is_dir():
         raise UserError(f"{short(path)} is neither a folder of pictures nor an .npz file")
     inside = {part: next((path / word for word in words if (path / word).is_dir()), None)
-              for part, words in WORDS.items()}  # fmt: skip
+              for part, words in SPLIT_NAMES.items()}  # fmt: skip
     if inside["train"] is None:
         return {"train": _folder(path, notes)}
     return {part: _folder(folder, notes) for part, folder in inside.items() if folder is not None}
@@ -206,7 +206,7 @@ def _tables(path: Path) -> dict[str, LabeledImages]:
     if not path.is_dir():
         return {"train": _table(path)}
     named = {part: next((path / f"{word}.tsv" for word in words if (path / f"{word}.tsv").is_file()), None)
-             for part, words in WORDS.items()}  # fmt: skip
+             for part, words in SPLIT_NAMES.items()}  # fmt: skip
     found = {part: _table(file) for part, file in named.items() if file is not None}
     if not found:
         raise UserError(f"{short(path)} holds no train.tsv, which would name pictures and say what each shows")
@@ -231,23 +231,23 @@ def _table(path: Path) -> LabeledImages:
 
 
 def prepare_images(
-    shown: LabeledImages,
+    examples: LabeledImages,
     answers: Iterable[int],
-    lens: ImageProcessor,
+    processor: ImageProcessor,
     path: Path,
     skip: bool = False,
     tick: Tick = lambda done: None,
 ) -> tuple[np.ndarray, int]:
     """Pixels and the number of every answer, in a file that is read a batch at a time, and how many pictures could not
     be read. skip: leave those out instead of refusing."""
-    assert lens.shape is not None
+    assert processor.shape is not None
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", lens.shape)])
-    rows = np.lib.format.open_memmap(part, "w+", kind, (len(shown),))
+    part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", processor.shape)])
+    rows = np.lib.format.open_memmap(part, "w+", kind, (len(examples),))
     kept = 0
     for number, answer in enumerate(answers):
         try:
-            rows[kept] = (answer, lens.pixels(shown.image(number)))
+            rows[kept] = (answer, processor.resize_and_crop(examples.image(number)))
             kept += 1
         except UserError:
             if not skip:
@@ -256,22 +256,22 @@ def prepare_images(
         tick(1)
     if not kept:
         part.unlink()
-        raise UserError(f"{shown.name}: none of the pictures can be read")
+        raise UserError(f"{examples.name}: none of the pictures can be read")
     rows.flush()
-    if kept < len(shown):
+    if kept < len(examples):
         with open(part, "r+b") as file:  # np.save adds an ending to names
-            few = np.array(rows[:kept])
+            readable = np.array(rows[:kept])
             file.truncate(0)
-            np.save(file, few)
+            np.save(file, readable)
     part.replace(path)
-    return np.load(path, mmap_mode="r"), len(shown) - kept
+    return np.load(path, mmap_mode="r"), len(examples) - kept
 
 
-class Seen:
+class ImageBatches:
     """Batches of so many pictures with a number each, epoch after epoch in a new order."""
 
-    def __init__(self, rows: np.ndarray, lens: ImageProcessor, count: int, seed: int, shuffle: bool = True):
-        self.rows, self.lens, self.count, self.seed, self.shuffle = rows, lens, max(count, 1), seed, shuffle
+    def __init__(self, rows: np.ndarray, processor: ImageProcessor, count: int, seed: int, shuffle: bool = True):
+        self.rows, self.processor, self.count, self.seed, self.shuffle = rows, processor, max(count, 1), seed, shuffle
 
     def epoch(self, number: int) -> list[np.ndarray]:
         order = np.arange(len(self.rows))
@@ -282,4 +282,4 @@ class Seen:
     def make(self, numbers: np.ndarray) -> Batch:
         some = self.rows[numbers]
         targets = torch.from_numpy(np.array(some["answer"]))
-        return Batch(self.lens.numbers(some["pixels"]), targets, count=len(numbers))
+        return Batch(self.processor.normalize(some["pixels"]), targets, count=len(numbers))

@@ -23,7 +23,7 @@ import pyarrow as pa
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .read import Lines, Tick, silent
+from .read import CorpusSplit, Tick, no_progress
 from .tokenizer import Tokenizer
 
 CHUNK = 8192  # records that are encoded together, and that a batch of the file holds
@@ -46,7 +46,7 @@ class Coder(Protocol):
         """What is different whenever the outcome may be, besides the tokenizers."""
 
 
-class Sides:
+class ColumnCoder:
     """One tokenizer a column. The first column, which is read, gets the marks that its tokenizer sets; all end in the
     end mark."""
 
@@ -56,13 +56,13 @@ class Sides:
     def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]:
         first, *others = zip(*rows, strict=True)
         others = [_encode(tokenizer, side) for tokenizer, side in zip(self.tokenizers[1:], others, strict=True)]
-        return [self.tokenizers[0].frame(first), *others]
+        return [self.tokenizers[0].encode_with_special_tokens(first), *others]
 
     def key(self) -> list[Any]:
         return []
 
 
-class Sequences:
+class PreparedDataset:
     """The examples of a prepared file, by number: a tuple of token arrays each, which are not copied.
 
     lengths:  (examples, columns)
@@ -81,7 +81,7 @@ class Sequences:
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
-        self._parts = [[(_plain(column.values), _plain(column.offsets)) for column in batch] for batch in batches]
+        self._parts = [[(_to_numpy(column.values), _to_numpy(column.offsets)) for column in batch] for batch in batches]
         sizes = [np.stack([np.diff(offsets) for _, offsets in part], 1) for part in self._parts]
         self.lengths: np.ndarray = np.concatenate(sizes) if sizes else np.zeros((0, 1), np.int32)
         self._begins = [0, *np.cumsum([len(size) for size in sizes]).tolist()]
@@ -97,31 +97,31 @@ class Sequences:
         return tuple([values[offsets[at] : offsets[at + 1]] for values, offsets in self._parts[part]])
 
 
-def _plain(array: pa.Array) -> np.ndarray:
+def _to_numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=True)
 
 
 def prepare(
-    lines: Lines,
+    lines: CorpusSplit,
     tokenizers: Sequence[Tokenizer],
     path: str | Path,
-    longest: int | Sequence[int] | None = None,
-    tick: Tick = silent,
+    max_tokens: int | Sequence[int] | None = None,
+    tick: Tick = no_progress,
     code: Coder | None = None,
-) -> Sequences:
+) -> PreparedDataset:
     """Encode every record and write it to `path`; what is there already for the same records and tokenizers is taken
     as it is.
 
-    longest: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
+    max_tokens: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
     tick:    called with the number of examples done.
     code:    how; None: one tokenizer a column.
     """
-    path, code = Path(path), code or Sides(tokenizers)
-    limits = [longest] * len(code.names) if longest is None or isinstance(longest, int) else list(longest)
-    key = _key(lines, tokenizers, limits, code.key())
-    if not _done(path, key):
+    path, code = Path(path), code or ColumnCoder(tokenizers)
+    limits = [max_tokens] * len(code.names) if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
+    key = _cache_key(lines, tokenizers, limits, code.key())
+    if not _is_done(path, key):
         schema = pa.schema([(name, pa.list_(pa.int32())) for name in code.names])
-        with _written(path, key) as (part, note):
+        with _write_atomically(path, key) as (part, note):
             note["left_out"] = 0
             with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 done = 0
@@ -132,20 +132,22 @@ def prepare(
                     writer.write(pa.record_batch([_lists(column, fits) for column in columns], schema=schema))
                     done += len(rows)
                     tick(done)
-    made = Sequences(path)
+    made = PreparedDataset(path)
     if not len(made):
-        raise UserError(f"none of the {made.left_out} examples of {lines.name} is short enough for longest = {longest}")
+        raise UserError(
+            f"none of the {made.left_out} examples of {lines.name} is short enough for max_tokens = {max_tokens}"
+        )
     return made
 
 
-def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tick = silent) -> np.ndarray:
+def prepare_text(lines: CorpusSplit, tokenizer: Tokenizer, path: str | Path, tick: Tick = no_progress) -> np.ndarray:
     """One long array of token numbers, (time,), mapped into memory. The end mark follows every document, and stands for
     the line ends of a running text where the tokenizer has no token for them."""
     path = Path(path)
     marked = lines.documents or not tokenizer.keeps_newlines()
-    key = _key(lines, [tokenizer], [])
-    if not _done(path, key):
-        with _written(path, key) as (part, _), open(part, "wb") as file:
+    key = _cache_key(lines, [tokenizer], [])
+    if not _is_done(path, key):
+        with _write_atomically(path, key) as (part, _), open(part, "wb") as file:
             done = 0
             for rows in _chunks(lines):
                 ids = tokenizer.encode([text for (text,) in rows])
@@ -160,7 +162,7 @@ def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tic
     return np.memmap(path, dtype=np.int32, mode="r")
 
 
-def _chunks(lines: Lines) -> Iterator[list[tuple[str, ...]]]:
+def _chunks(lines: CorpusSplit) -> Iterator[list[tuple[str, ...]]]:
     rows = iter(lines)
     while chunk := list(islice(rows, CHUNK)):
         yield chunk
@@ -189,42 +191,44 @@ def _lists(column: list[list[int]], fits: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, np.fromiter(chain.from_iterable(kept), np.int32, int(offsets[-1])))
 
 
-def _key(lines: Lines, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()) -> str:
+def _cache_key(
+    lines: CorpusSplit, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()
+) -> str:
     """Different whenever the outcome may be."""
     made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits), *more]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _beside(path: Path) -> Path:
+def _note_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
 def _note(path: Path) -> dict[str, Any] | None:
     """What stands beside a file that was finished."""
     try:
-        note = json.loads(_beside(path).read_text(encoding="utf-8"))
+        note = json.loads(_note_path(path).read_text(encoding="utf-8"))
         return note if path.stat().st_size == note["size"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _done(path: Path, key: str) -> bool:
+def _is_done(path: Path, key: str) -> bool:
     note = _note(path)
     return note is not None and note.get("key") == key
 
 
 @contextmanager
-def _written(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _write_atomically(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """A name to write to. The note beside the file goes first and comes last, so that it never speaks of another."""
     part, note = path.with_name(path.name + ".part"), {"key": key}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part, note  # type: ignore[misc]
-        _beside(path).unlink(missing_ok=True)
+        _note_path(path).unlink(missing_ok=True)
         part.replace(path)
-        told = _beside(path).with_name(path.name + ".json.part")
-        told.write_text(json.dumps(note | {"size": path.stat().st_size}), encoding="utf-8")
-        told.replace(_beside(path))
+        new_note = _note_path(path).with_name(path.name + ".json.part")
+        new_note.write_text(json.dumps(note | {"size": path.stat().st_size}), encoding="utf-8")
+        new_note.replace(_note_path(path))
     except OSError as error:
         part.unlink(missing_ok=True)
         full = error.errno == errno.ENOSPC or "No space left" in str(error)

@@ -38,10 +38,10 @@ class StreamBatches:
         place, size, *begins = (int(number) for number in numbers)
         read = torch.from_numpy(np.stack([self.text[at : at + size + 1] for at in begins]).astype(np.int64))
         tokens, targets = read[:, :-1].contiguous(), read[:, 1:].contiguous()
-        return Batch(tokens, targets, count=targets.numel(), place=place)
+        return Batch(tokens, targets, count=targets.numel(), stream_offset=place)
 
 
-def in_order(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
+def eval_streams(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
     """All of a text (time,) in streams, every token asked for exactly once. before: the token that the first one is
     asked after. There are fewer rows where each would have less than eight segments."""
     rows = max(1, min(rows, len(text) // (8 * context)))
@@ -53,4 +53,4 @@ def in_order(text: np.ndarray, before: int, context: int, rows: int, pad: int) -
         read = [np.append(text[at - 1] if at else before, text[at : end - 1])[: end - at] for at, end in ends]
         tokens, _ = pad_rows(read, pad)
         tokens = tokens[:, : targets.shape[1]]
-        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()), place=place)
+        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()), stream_offset=place)

@@ -26,10 +26,10 @@ from regard.errors import in_one_line, nearest, short
 from regard.files.reading import Natural, read_text
 from regard.machine import interruptible
 
-from .pieces import BYTES, KINDS, NORMALS, SPECIALS, WITH_BYTES, Kind, labels, normal_steps
+from .pieces import BYTES, KINDS, NORMALIZERS, SPECIALS, WITH_BYTES, Kind, labels, normalizer_steps
 from .tame import check_growth
 
-VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
+BYTE_VALUES = {name: bytes([value]) for value, name in enumerate(BYTES)}
 
 ROLES = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<PAD>", "<|endoftext|>"),
@@ -65,14 +65,16 @@ class Tokenizer:
         inner.no_truncation()
         inner.encode_special_tokens = True  # '<s>' in a text is a text, no mark
         self.inner = inner
-        self.forced: int | None = None if marks is None else marks.get("forced")
-        self.never: list[int] = [] if marks is None else marks.get("never", [])
-        self.ends: list[int] = [] if marks is None else marks.get("ends", [])
+        self.forced_bos: int | None = None if marks is None else marks.get("forced")
+        self.suppressed: list[int] = [] if marks is None else marks.get("never", [])
+        self.extra_ends: list[int] = [] if marks is None else marks.get("ends", [])
         if marks is None:
-            self.pad, self.unk, self.start, self.end = (_role(inner, names) for names in ROLES.values())
+            self.pad, self.unk, self.start, self.end = (_find_or_add(inner, names) for names in ROLES.values())
         else:
-            self.end = _mark(inner, marks, "end", 0)
-            self.pad, self.unk, self.start = (_mark(inner, marks, role, self.end) for role in ("pad", "unk", "start"))
+            self.end = _find_special(inner, marks, "end", 0)
+            self.pad, self.unk, self.start = (
+                _find_special(inner, marks, role, self.end) for role in ("pad", "unk", "start")
+            )
         self.size = max(inner.get_vocab().values()) + 1
         self.specials = {self.pad, self.unk, self.start, self.end}
 
@@ -83,10 +85,10 @@ class Tokenizer:
         texts: Iterable[str],
         size: int | None = None,
         lowercase: bool = False,
-        normalise: str = "none",
+        normalize: str = "none",
     ) -> Tokenizer:
-        """size: tokens at most, the four special ones among them; None: what is usual. normalise: none, nfc, nfkc."""
-        for what, word, known in (("tokenizer", kind, KINDS), ("normalise", normalise, NORMALS)):
+        """size: tokens at most, the four special ones among them; None: what is usual. normalize: none, nfc, nfkc."""
+        for what, word, known in (("tokenizer", kind, KINDS), ("normalize", normalize, NORMALIZERS)):
             if word not in known:
                 raise UserError(f"unknown {what} '{word}'{nearest(str(word), known)}")
         chosen: Kind = KINDS[kind]
@@ -95,9 +97,9 @@ class Tokenizer:
         if size < least and kind != "bytes":
             raise UserError(f"a tokenizer of {kind} needs a size of at least {least}, not {size}")
         try:
-            return cls(interruptible(lambda: chosen.learn(texts, size, normal_steps(normalise, lowercase))))
+            return cls(interruptible(lambda: chosen.learn(texts, size, normalizer_steps(normalize, lowercase))))
         except BaseException as error:
-            raise _told(error, f"no tokenizer of {kind} can be learned from this text") from None
+            raise _user_error(error, f"no tokenizer of {kind} can be learned from this text") from None
 
     @classmethod
     def from_labels(cls, texts: Iterable[str], ordered: bool = False) -> Tokenizer:
@@ -112,7 +114,7 @@ class Tokenizer:
         try:
             return cls(inner, marks)
         except BaseException as error:
-            raise _told(error, f"{short(path)} is no tokenizer") from None
+            raise _user_error(error, f"{short(path)} is no tokenizer") from None
 
     @staticmethod
     def load_inner(path: Path) -> tokenizers.Tokenizer:
@@ -129,7 +131,7 @@ class Tokenizer:
         except UserError as error:
             raise error.of(short(path)) from None
         except BaseException as error:
-            raise _told(error, f"{short(path)} is no tokenizer") from None
+            raise _user_error(error, f"{short(path)} is no tokenizer") from None
 
     def save(self, path: str | Path) -> None:
         """Under another name first, so that there is never half a tokenizer."""
@@ -149,24 +151,31 @@ class Tokenizer:
             try:
                 found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
             except TypeError:  # half a surrogate pair is no text
-                found = self.inner.encode_batch_fast(_whole(texts), add_special_tokens=False)
+                found = self.inner.encode_batch_fast(_without_lone_surrogates(texts), add_special_tokens=False)
         return [one.ids for one in found]
 
-    def frame(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_with_special_tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token numbers of each text with the marks that a model reads around it: those that the tokenizer itself
         sets, such as [CLS] and [SEP]; else the end mark."""
         if not self.adds_special_tokens:
             return [[*ids, self.end] for ids in self.encode(texts)]
         with _without_panic():
-            return [one.ids for one in self.inner.encode_batch_fast(_whole(texts), add_special_tokens=True)]
+            return [
+                one.ids
+                for one in self.inner.encode_batch_fast(_without_lone_surrogates(texts), add_special_tokens=True)
+            ]
 
-    def frame_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Two texts as one, with marks, and for each token the segment it is of: 0 or 1."""
         if self.adds_special_tokens:
-            both = [tuple(_whole(pair)) for pair in pairs]
+            both = [tuple(_without_lone_surrogates(pair)) for pair in pairs]
             with _without_panic():
                 return [(one.ids, one.type_ids) for one in self.inner.encode_batch(both, add_special_tokens=True)]
-        sides = zip(*(self.frame(side) for side in zip(*pairs, strict=True)), strict=True) if pairs else ()
+        sides = (
+            zip(*(self.encode_with_special_tokens(side) for side in zip(*pairs, strict=True)), strict=True)
+            if pairs
+            else ()
+        )
         return [([*one, *two], [0] * len(one) + [1] * len(two)) for one, two in sides]
 
     @property
@@ -176,12 +185,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text, special tokens left out. Bytes that are no character become \ufffd, and those around them stay."""
-        told = [i for i in map(int, ids) if i not in self.specials]
+        kept = [i for i in map(int, ids) if i not in self.specials]
         if repr(self.inner.decoder) != repr(WITH_BYTES):
             with _without_panic():
-                return self.inner.decode(told, skip_special_tokens=True)
-        names = (self.inner.id_to_token(i) or "" for i in told)  # the library gives up all bytes side by side for one
-        return b"".join(VALUES.get(name) or name.encode() for name in names).decode("utf-8", "replace")
+                return self.inner.decode(kept, skip_special_tokens=True)
+        names = (self.inner.id_to_token(i) or "" for i in kept)  # the library gives up all bytes side by side for one
+        return b"".join(BYTE_VALUES.get(name) or name.encode() for name in names).decode("utf-8", "replace")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Each token by itself, to look at: special ones by their names, bytes that are half a character as \\xe4."""
@@ -191,10 +200,10 @@ class Tokenizer:
         name = self.inner.id_to_token(i)
         if name is None:
             return f"[{i}]"
-        return ascii(VALUES[name])[2:-1] if name in VALUES else name
+        return ascii(BYTE_VALUES[name])[2:-1] if name in BYTE_VALUES else name
 
     @property
-    def labels(self) -> int:
+    def num_labels(self) -> int:
         """How many labels there are, of a tokenizer of labels."""
         return self.size - len(SPECIALS)
 
@@ -203,7 +212,7 @@ class Tokenizer:
         known = self.inner.get_vocab()
         return sorted(known, key=known.__getitem__)[len(SPECIALS) :]
 
-    def numbers(self, labels: Sequence[str], unknown: int | None = None) -> list[int]:
+    def label_ids(self, labels: Sequence[str], unknown: int | None = None) -> list[int]:
         """Return the numbers of labels, counted from 0. One that this tokenizer of labels does not have gets the number
         `unknown`; None: it is refused."""
         known = {label: number for number, label in enumerate(self.label_names())}
@@ -223,12 +232,12 @@ class Tokenizer:
         return hashlib.sha256(self.inner.to_str().encode()).hexdigest()
 
 
-def _whole(texts: Iterable[str]) -> list[str]:
+def _without_lone_surrogates(texts: Iterable[str]) -> list[str]:
     """Without halves of surrogate pairs."""
     return [text.encode("utf-8", "replace").decode() for text in texts]
 
 
-def _role(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
+def _find_or_add(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
     """The number of the first of these tokens that there is; the first of all is added when there is none."""
     there = next((name for name in names if inner.token_to_id(name) is not None), names[0])
     inner.add_special_tokens([there])
@@ -237,7 +246,7 @@ def _role(inner: tokenizers.Tokenizer, names: Sequence[str]) -> int:
     return found
 
 
-def _mark(inner: tokenizers.Tokenizer, marks: Marks, role: str, other: int) -> int:
+def _find_special(inner: tokenizers.Tokenizer, marks: Marks, role: str, other: int) -> int:
     """The number that is given; else of a token that is usually called so; else the other one."""
     given = marks.get(role)
     if given is not None and inner.id_to_token(given) is not None:
@@ -254,10 +263,10 @@ def _without_panic() -> Iterator[None]:
     except TypeError:
         raise
     except BaseException as error:
-        raise _told(error, "the tokenizer cannot work on this text") from None
+        raise _user_error(error, "the tokenizer cannot work on this text") from None
 
 
-def _told(error: BaseException, what: str) -> BaseException:
+def _user_error(error: BaseException, what: str) -> BaseException:
     """The user's error for one of the library; a panic of it is not even an Exception."""
     if isinstance(error, UserError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
         return error

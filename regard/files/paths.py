@@ -65,7 +65,7 @@ def _check(folder: Path, paths: list[Path], blobs: Path | None = None) -> None:
     try:
         while paths:
             path = paths.pop()
-            if path.is_symlink() and not _stays(path, root, blobs):
+            if path.is_symlink() and not _stays_inside(path, root, blobs):
                 raise UserError(
                     f"{short(path)} is a link that leaves {short(folder)}, and such links are not followed: put the "
                     "file itself there, or remove the link"
@@ -78,7 +78,7 @@ def _check(folder: Path, paths: list[Path], blobs: Path | None = None) -> None:
         raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
 
 
-def _stays(link: Path, root: Path, blobs: Path | None) -> bool:
+def _stays_inside(link: Path, root: Path, blobs: Path | None) -> bool:
     try:
         target = link.resolve()
     except (OSError, RuntimeError):  # it leads in a circle

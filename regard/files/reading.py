@@ -16,8 +16,8 @@ from typing import IO, Annotated, Any, NamedTuple
 
 from regard.errors import UserError, in_one_line, short, shown
 
-MOST = 1 << 27  # bytes of a JSON or TOML file
-DEEPEST = 40  # tables inside of tables
+MAX_BYTES = 1 << 27  # bytes of a JSON or TOML file
+MAX_DEPTH = 40  # tables inside of tables
 
 
 class Range(NamedTuple):
@@ -35,8 +35,8 @@ NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true 
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file of bounded size."""
     try:
-        if path.stat().st_size > MOST:
-            raise UserError(f"{short(path)} has {path.stat().st_size:,} bytes, and {MOST:,} are read at most")
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{short(path)} has {path.stat().st_size:,} bytes, and {MAX_BYTES:,} are read at most")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{short(path.parent)} holds no {path.name}") from None
@@ -49,17 +49,17 @@ def read_json(path: Path, schema: Any = dict) -> Any:
     """What a JSON file holds, checked against a type; a table, where none is given."""
     text = read_text(path)
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
-    if (schema is dict or typing.is_typeddict(schema)) and not isinstance(told, dict):
+    if (schema is dict or typing.is_typeddict(schema)) and not isinstance(value, dict):
         raise UserError(f"{short(path)} is no table")
     try:
-        check_plain(told)
-        check_type(told, schema)
+        check_plain(value)
+        check_type(value, schema)
     except UserError as error:
         raise error.of(short(path)) from None
-    return told
+    return value
 
 
 def npy_bytes(file: IO[bytes]) -> int:
@@ -78,8 +78,8 @@ def check_plain(value: Any, depth: int = 0) -> None:
         raise UserError("holds a whole number of more than 64 bits")
     if not isinstance(value, dict | list):
         return
-    if depth == DEEPEST:
-        raise UserError(f"holds tables or lists that are nested more than {DEEPEST} deep")
+    if depth == MAX_DEPTH:
+        raise UserError(f"holds tables or lists that are nested more than {MAX_DEPTH} deep")
     for one in value.values() if isinstance(value, dict) else value:
         check_plain(one, depth + 1)
 
@@ -87,50 +87,50 @@ def check_plain(value: Any, depth: int = 0) -> None:
 def check_type(value: Any, schema: Any) -> None:
     """Refuse a value that is not of a type. The type is made of int, float, str, bool, None, Any, list[...],
     dict[str, ...], unions, TypedDicts, dataclasses, and Annotated numbers with a Range. A float is finite."""
-    bare, bounds = _taken_apart(schema)
+    bare, bounds = _split_annotated(schema)
     if bare is Any:
         return
     if isinstance(bare, types.UnionType) or typing.get_origin(bare) is typing.Union:
-        return _one_of(value, typing.get_args(bare))
+        return _check_union(value, typing.get_args(bare))
     origin = typing.get_origin(bare) or bare
     if not _is(value, origin):
-        raise UserError(f"is {shown(value)}, and should be {words(bare)}")
+        raise UserError(f"is {shown(value)}, and should be {type_name(bare)}")
     if bounds is not None and not bounds.least <= value <= bounds.most:
         most = "" if bounds.most == math.inf else f" and at most {bounds.most:,}"
         raise UserError(f"is {shown(value)}, and should be at least {bounds.least:,}{most}")
     inner = typing.get_args(bare)
     if origin is list and inner:
         for number, one in enumerate(value):
-            _inside(f"[{number}]", one, inner[0])
+            _check_entry(f"[{number}]", one, inner[0])
     elif origin is dict and inner:
         for key, one in value.items():
-            _inside(str(key), one, inner[1])
+            _check_entry(str(key), one, inner[1])
     elif _has_fields(origin):
         for key in sorted(getattr(origin, "__required_keys__", ())):
             if key not in value:
                 raise UserError(f"has no '{key}'")
         for key, hint in _fields(origin).items():
             if key in value:
-                _inside(key, value[key], hint)
+                _check_entry(key, value[key], hint)
 
 
-def _one_of(value: Any, kinds: tuple[Any, ...]) -> None:
+def _check_union(value: Any, kinds: tuple[Any, ...]) -> None:
     """The error of the first kind that a value resembles is the one that helps."""
     for kind in kinds:
-        bare = _taken_apart(kind)[0]
+        bare = _split_annotated(kind)[0]
         if _is(value, typing.get_origin(bare) or bare):
             return check_type(value, kind)
-    raise UserError(f"is {shown(value)}, and should be {' or '.join(map(words, kinds))}")
+    raise UserError(f"is {shown(value)}, and should be {' or '.join(map(type_name, kinds))}")
 
 
-def _inside(entry: str, value: Any, schema: Any) -> None:
+def _check_entry(entry: str, value: Any, schema: Any) -> None:
     try:
         check_type(value, schema)
     except UserError as error:
         raise error.inside(entry) from None
 
 
-def _taken_apart(schema: Any) -> tuple[Any, Range | None]:
+def _split_annotated(schema: Any) -> tuple[Any, Range | None]:
     if typing.get_origin(schema) is not Annotated:
         return schema, None
     bare, *more = typing.get_args(schema)
@@ -159,9 +159,9 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, dict if _has_fields(kind) else kind)
 
 
-def words(schema: Any) -> str:
+def type_name(schema: Any) -> str:
     """How a sentence calls a type."""
-    bare = _taken_apart(schema)[0]
+    bare = _split_annotated(schema)[0]
     origin = typing.get_origin(bare) or bare
     if origin is list:
         return "a list"

@@ -30,7 +30,7 @@ def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple
     try:
         return choose(written, size, overrides)
     except UserError as error:
-        raise error.of(called(name)) from None
+        raise error.of(display_name(name)) from None
 
 
 def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -82,15 +82,15 @@ def read(name: str | Path) -> Recipe:
     try:
         written = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
-        raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
+        raise UserError(f"is not TOML: {in_one_line(error)}", file=display_name(path)) from None
     try:
         check_plain(written)
     except UserError as error:
-        raise error.of(called(path)) from None
+        raise error.of(display_name(path)) from None
     return written
 
 
-def called(name: str | Path) -> str:
+def display_name(name: str | Path) -> str:
     """How messages call a recipe: by its name when it is regard's, else by its file."""
     return Path(name).stem if is_built_in(name) else short(Path(name))
 

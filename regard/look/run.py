@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import short
 from regard.files import recipe as recipes
 from regard.runs import checkpoint
-from regard.runs.folder import about
+from regard.runs.folder import read_run_json
 from regard.runs.settings import Settings
 
 from .amount import amount
@@ -33,7 +33,7 @@ DATA = (
 
 def describe(folder: Path) -> dict[str, Any]:
     """What can be told as JSON. run.json and metrics.jsonl may come from anywhere, so nothing in them is relied on."""
-    told = about(folder)
+    told = read_run_json(folder)
     job, machine = _table(told.get("job")), _table(told.get("machine"))
     step, metrics = measured(folder / "metrics.jsonl")
     recipe = recipes.load(folder / "recipe.toml")

@@ -20,20 +20,20 @@ from . import checkpoint
 from .job import Job
 
 
-class Made(TypedDict):
+class OriginFamily(TypedDict):
     """By what kind of model elsewhere."""
 
     family: str
 
 
-class Origin(Made, total=False):
+class Origin(OriginFamily, total=False):
     """Where a model came from that was made elsewhere."""
 
     config: dict[str, Any]
     tensors: list[str]
 
 
-class Told(TypedDict, total=False):
+class RunInfo(TypedDict, total=False):
     """The entries of run.json that something is read from."""
 
     job: Job
@@ -48,7 +48,7 @@ class Told(TypedDict, total=False):
     table: Layout | None
 
 
-class Stored(NamedTuple):
+class StoredRun(NamedTuple):
     """What a run folder holds, once it is known to belong together.
 
     source, target: the tokenizers; None where nothing is read in tokens.
@@ -60,48 +60,48 @@ class Stored(NamedTuple):
     model: Model
     source: Tokenizer | None
     target: Tokenizer | None
-    told: dict[str, Any]
+    info: dict[str, Any]
     note: str
 
     @property
     def documents(self) -> bool:
         """Whether the texts that a language model learned from were separate ones."""
-        return bool(self.told.get("documents", True))
+        return bool(self.info.get("documents", True))
 
     @property
-    def foreign(self) -> bool:
+    def converted(self) -> bool:
         """Whether the model was made elsewhere."""
-        return "origin" in self.told
+        return "origin" in self.info
 
 
-def read(folder: Path, device: str = "cpu") -> Stored:
+def read_run(folder: Path, device: str = "cpu") -> StoredRun:
     """Return the model of a run folder with its tokenizers. A run that was stopped early gives its newest checkpoint.
     Tokenizers that are not those of the model are refused."""
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}'")
-    told = about(folder)
-    reads_tokens = told.get("tokenizers") != []
-    source, target = tokenizers(folder) if reads_tokens else (None, None)
+    info = read_run_json(folder)
+    reads_tokens = info.get("tokenizers") != []
+    source, target = load_tokenizers(folder) if reads_tokens else (None, None)
     check_device(device)
-    finished = checkpoint.finished(folder) is not None
+    finished = checkpoint.final_weights(folder) is not None
     model, note = (restore(folder, device), "") if finished else _unfinished(folder, device)
-    stored = Stored(folder, model, source, target, told, note)
+    stored = StoredRun(folder, model, source, target, info, note)
     if reads_tokens:
         _check_tokenizers(stored)
     return stored
 
 
-def _check_tokenizers(stored: Stored) -> None:
+def _check_tokenizers(stored: StoredRun) -> None:
     """Refuse tokenizers of another size than the model's tables, or that are not those of the training."""
-    folder, model, source, target, told, _ = stored
+    folder, model, source, target, info, _ = stored
     assert source is not None
     assert target is not None
-    hashes = told.get("tokenizers") or [None, None]
+    hashes = info.get("tokenizers") or [None, None]
     classes = getattr(getattr(model, "head", None), "classes", None)  # the target's tokens are labels, after the marks
-    said = model.vocab if classes is None else target.size - target.labels + classes
+    said = model.vocab if classes is None else target.size - target.num_labels + classes
     sides = (("source", source, model.source_vocab, hashes[0]), ("target", target, said, hashes[-1]))
     for side, tokenizer, size, known in sides:
-        if tokenizer.size > size or (tokenizer.size < size and not stored.foreign):  # others pad their tables
+        if tokenizer.size > size or (tokenizer.size < size and not stored.converted):  # others pad their tables
             raise UserError(
                 f"{short(folder)}: the {side} tokenizer has {tokenizer.size} tokens and the model {size}: they do not "
                 "belong together"
@@ -123,10 +123,10 @@ def _unfinished(folder: Path, device: str) -> tuple[Model, str]:
     return model.to(device), "; ".join([note, *complaints])
 
 
-def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
+def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """The source's and the target's, one and the same when they are joint."""
-    told = about(folder)
-    marks = told.get("marks")  # of a model that came from elsewhere
+    info = read_run_json(folder)
+    marks = info.get("marks")  # of a model that came from elsewhere
     joint = folder / "tokenizer.json"
     if joint.is_file():
         one = Tokenizer.load(joint, marks)
@@ -134,16 +134,16 @@ def tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     source, target = (folder / f"{side}.tokenizer.json" for side in ("source", "target"))
     if marks is not None and not source.is_file():
         raise UserError(f"{short(folder)} holds no tokenizer.json, and texts cannot be read without one: put it there")
-    return Tokenizer.load(source, marks), Tokenizer.load(target, told.get("target_marks", marks))
+    return Tokenizer.load(source, marks), Tokenizer.load(target, info.get("target_marks", marks))
 
 
-def about(folder: Path) -> dict[str, Any]:
+def read_run_json(folder: Path) -> dict[str, Any]:
     """What run.json says."""
     path = folder / "run.json"
     check_run_folder(folder)
     if not path.is_file():
         raise UserError(f"{short(folder)} is not a run folder: it holds no run.json (a model alone: regard.restore)")
-    return read_json(path, Told)
+    return read_json(path, RunInfo)
 
 
 def check_device(device: str) -> None:

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def whole(text: str | None) -> str | None:
+def absolute_paths(text: str | None) -> str | None:
     """Paths, one or two with a comma between, so that they hold from anywhere; other words as they are."""
     if text is None or exists(Path(text)):
         return text and str(Path(text).absolute())

@@ -19,21 +19,21 @@ from torch import Tensor
 
 from regard import metrics as measures
 from regard.core import Towers, UserError
-from regard.data import Tokenizer, once
+from regard.data import Tokenizer, first_epoch
 from regard.data.batches import Batch, pad_rows
-from regard.data.images import ImageProcessor, usual
-from regard.data.pictures import ImageCorpus, LabeledImages, Seen, open_images, prepare_images
+from regard.data.images import ImageProcessor, default_processor
+from regard.data.pictures import ImageBatches, ImageCorpus, LabeledImages, open_images, prepare_images
 from regard.decode import DecodeConfig
 from regard.parts.objectives.contrastive import Contrastive, both_ways, scores_of
 from regard.parts.objectives.objective import Objective
 
-from .images import TOGETHER, a_few, likeliest, part_of, processor_for
-from .reader import shortened
+from .images import BATCH_SIZE, in_chunks, load_split, processor_for, top_labels
+from .reader import truncated
 from .run import Prediction
-from .task import Say, Task, Tick, silent, unseen
+from .task import Say, Task, Tick, no_progress, say_nothing
 
-AMONG = 64  # pairs that are told apart when it is measured
-NUMBER = 24  # bits of a picture's number; the hash of its text stands above them
+EVAL_BATCH_SIZE = 64  # pairs that are told apart when it is measured
+INDEX_BITS = 24  # bits of a picture's number; the hash of its text stands above them
 
 
 class ImageTextMatcher:
@@ -54,11 +54,11 @@ class ImageTextMatcher:
         target: Tokenizer,
         folder: Path | None = None,
         note: str = "",
-        lens: ImageProcessor | None = None,
+        processor: ImageProcessor | None = None,
     ):
         self.model, self.source, self.folder, self.note = model.eval(), source, folder, note
         self.device = next(model.parameters()).device
-        self.lens = processor_for(folder, model.image, clip=True) if lens is None else lens
+        self.processor = processor_for(folder, model.image, clip=True) if processor is None else processor
         self.text: list[str] = []
 
     @property
@@ -83,7 +83,7 @@ class ImageTextMatcher:
         files: Iterable[str | Path],
         config: DecodeConfig | None = None,
         attention: bool = False,
-        ahead: int = TOGETHER,
+        read_ahead: int = BATCH_SIZE,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one."""
@@ -91,8 +91,8 @@ class ImageTextMatcher:
         if not self.text:
             raise UserError("which texts? Say --text for everything that a picture may show")
         texts = self.embed(self.text, config.truncate)
-        yield from likeliest(
-            files, self.text, lambda some: self.model.compare(self._see(some), texts), config.num_return, tick
+        yield from top_labels(
+            files, self.text, lambda some: self.model.compare(self._image_vectors(some), texts), config.num_return, tick
         )
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class ImageTextMatcher:
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
         """(pictures, dim) of length one."""
-        made = [self._see(some) for some in a_few(files)]
+        made = [self._image_vectors(some) for some in in_chunks(files)]
         if not made:
             raise UserError("there is no picture to make a vector of")
         return torch.cat(made)
@@ -112,12 +112,12 @@ class ImageTextMatcher:
         """(texts, dim) of length one, to be compared with those of pictures."""
         if isinstance(texts, str) or not texts:
             raise UserError("texts come in a list of one at least")
-        tokens, valid = pad_rows(self.code(texts, cut), self.source.pad)
+        tokens, valid = pad_rows(self.encode_inputs(texts, cut), self.source.pad)
         return self.model.read(tokens.to(self.device), valid.to(self.device))
 
-    def code(self, texts: Sequence[str], cut: bool) -> list[list[int]]:
+    def encode_inputs(self, texts: Sequence[str], cut: bool) -> list[list[int]]:
         """Texts as tokens with their marks, none longer than the model takes: such a one is cut, or refused."""
-        rows, limit = self.source.frame(texts), self.model.limit
+        rows, limit = self.source.encode_with_special_tokens(texts), self.model.limit
         if limit is None:
             return rows
         for text, ids in zip(texts, rows, strict=True):
@@ -126,38 +126,40 @@ class ImageTextMatcher:
                     f"the text '{text[:40]}...' has {len(ids):,} tokens, and at most {limit:,} can be taken: shorten "
                     "it, or let it be cut (--truncate)"
                 )
-        return [shortened(ids, limit) for ids in rows]
+        return [truncated(ids, limit) for ids in rows]
 
     @torch.no_grad()
-    def _see(self, files: list[str | Path]) -> Tensor:
-        return self.model.see(self.lens.look(files).to(self.device))
+    def _image_vectors(self, files: list[str | Path]) -> Tensor:
+        return self.model.see(self.processor.load(files).to(self.device))
 
     def stream(self, file: str | Path, config: DecodeConfig | None = None) -> Iterator[str]:
         yield self.predict([file], config)[0][0].text
 
     def examples(self, asked: dict[str, Any], part: str) -> LabeledImages:
         """A part of some data, or of what it was trained with."""
-        return part_of(self.model, asked, part, texts=True)
+        return load_split(self.model, asked, part, texts=True)
 
-    def evaluate(self, shown: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
+    def evaluate(self, examples: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it: how many pictures in a hundred find their text among 64 and fewer."""
         measures.check(names, self.metrics)
         begun = time.perf_counter()
-        found = measured(self.model, self._held(shown), self.device)
+        found = measure_batches(self.model, self._image_batches(examples), self.device)
         scores = {name: found[name] for name in names}
         seconds = {"pictures": time.perf_counter() - begun}
-        return {"scores": scores, "signatures": {}, "counts": {"pictures": len(shown)}, "seconds": seconds}
+        return {"scores": scores, "signatures": {}, "counts": {"pictures": len(examples)}, "seconds": seconds}
 
-    def _held(self, shown: LabeledImages) -> Iterator[Batch]:
-        for begin in range(0, len(shown), AMONG):
-            some = range(begin, min(begin + AMONG, len(shown)))
-            images = torch.stack([self.lens.numbers(self.lens.pixels(shown.image(n))) for n in some])
-            tokens, valid = pad_rows(self.code([shown.answers[n] for n in some], True), self.source.pad)  # type: ignore
+    def _image_batches(self, examples: LabeledImages) -> Iterator[Batch]:
+        for begin in range(0, len(examples), EVAL_BATCH_SIZE):
+            some = range(begin, min(begin + EVAL_BATCH_SIZE, len(examples)))
+            images = torch.stack(
+                [self.processor.normalize(self.processor.resize_and_crop(examples.image(n))) for n in some]
+            )
+            tokens, valid = pad_rows(self.encode_inputs([examples.answers[n] for n in some], True), self.source.pad)  # type: ignore
             yield Batch(tokens, torch.arange(len(some)), valid, images, count=len(some))
 
 
 @torch.no_grad()
-def measured(model: Towers, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
+def measure_batches(model: Towers, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
     """Loss per pair, and how many pictures in a hundred find their own text among those of their batch."""
     loss, right, count = 0.0, 0, 0
     for batch in batches:
@@ -171,24 +173,24 @@ def measured(model: Towers, batches: Iterable[Batch], device: torch.device | str
 class CaptionBatches:
     """Batches of pictures, and of the texts that `rows` number."""
 
-    def __init__(self, seen: Seen, rows: list[list[int]], pad: int):
+    def __init__(self, seen: ImageBatches, rows: list[list[int]], pad: int):
         self.seen, self.rows, self.pad, self.epoch = seen, rows, pad, seen.epoch
 
     def make(self, numbers: np.ndarray) -> Batch:
         batch = self.seen.make(numbers)
-        which = (batch.targets & ((1 << NUMBER) - 1)).tolist()
+        which = (batch.targets & ((1 << INDEX_BITS) - 1)).tolist()
         tokens, valid = pad_rows([self.rows[number] for number in which], self.pad)
         return Batch(tokens, torch.arange(len(which)), valid, source=batch.tokens, count=len(which))
 
 
 class Captions(Task):
-    learns = "contrastive"
+    objective_name = "contrastive"
     kind = "towers"
     predictor = ImageTextMatcher
     reads = "captions"
-    forced = ("loss", "accuracy")
-    decisive = "accuracy"
-    files = "images"
+    loss_metrics = ("loss", "accuracy")
+    default_metric = "accuracy"
+    file_suffix = "images"
 
     def open(self, tick: Callable[[int], None]) -> Any:
         job = self.job
@@ -200,23 +202,25 @@ class Captions(Task):
         self.pictures = open_images(job.data, job.dev, job.test, self.settings.seed, texts=True)
         return self.pictures
 
-    def learn(self, corpus: Any, tick: Tick) -> None:
-        kind = self.job.tokenizer or self.usual
+    def learn_tokenizers(self, corpus: Any, tick: Tick) -> None:
+        kind = self.job.tokenizer or self.default_tokenizer
         if kind.endswith(".json"):
             self.source = self.target = Tokenizer.load(kind)
         else:
             made = Tokenizer.train(kind, iter(corpus.train.answers), self.job.vocab, self.job.lowercase)
             self.source = self.target = made
 
-    def complete(self, recipe: dict[str, Any]) -> None:
+    def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.source.size
         recipe["model"]["end"] = self.source.end
 
-    def fit(self, model: Any) -> None:
-        self.lens: ImageProcessor = usual(model.image.embed.sides, model.image.embed.channels, clip=True)
+    def check_model(self, model: Any) -> None:
+        self.processor: ImageProcessor = default_processor(
+            model.image.embed.sides, model.image.embed.channels, clip=True
+        )
 
-    def about(self) -> dict[str, Any]:
-        return {"images": self.lens.table()}
+    def run_info(self) -> dict[str, Any]:
+        return {"images": self.processor.table()}
 
     def objective(self) -> Objective:
         return Contrastive()  # type: ignore[return-value]
@@ -227,21 +231,25 @@ class Captions(Task):
         return self._prepared(model, corpus.train, "train.images", count, say, tick)
 
     def dev(self, model: Any, lines: Any) -> Any:
-        captioned = self._prepared(model, lines, "dev.images", AMONG, silent, unseen, shuffle=False)
-        return lambda model: measured(model, once(captioned), next(model.parameters()).device)
+        captioned = self._prepared(model, lines, "dev.images", EVAL_BATCH_SIZE, say_nothing, no_progress, shuffle=False)
+        return lambda model: measure_batches(model, first_epoch(captioned), next(model.parameters()).device)
 
     def _prepared(
-        self, model: Towers, shown: LabeledImages, name: str, count: int, say: Say, tick: Tick, shuffle: bool = True
+        self, model: Towers, examples: LabeledImages, name: str, count: int, say: Say, tick: Tick, shuffle: bool = True
     ) -> Any:
-        codes = (number | zlib.crc32(text.encode()) << NUMBER for number, text in enumerate(shown.answers))
+        codes = (number | zlib.crc32(text.encode()) << INDEX_BITS for number, text in enumerate(examples.answers))
         skip = self.job.bad_lines == "skip"
-        rows, lost = prepare_images(shown, codes, self.lens, self.data(name), skip, partial(tick, "preparing"))
-        if lost:
-            say(f"{shown.name}: {lost:,} pictures cannot be read and are left out")
-        texts = self.run(model, None, False).code(shown.answers, cut=True)
+        rows, unreadable = prepare_images(
+            examples, codes, self.processor, self.data_path(name), skip, partial(tick, "preparing")
+        )
+        if unreadable:
+            say(f"{examples.name}: {unreadable:,} pictures cannot be read and are left out")
+        texts = self.make_predictor(model, None, False).encode_inputs(examples.answers, cut=True)
         if model.limit and (long := sum(len(ids) == model.limit for ids in texts)):
-            say(f"{shown.name}: {long:,} texts fill the {model.limit} tokens that the model takes, and may be cut")
-        return CaptionBatches(Seen(rows, self.lens, count, self.settings.seed, shuffle), texts, self.source.pad)
+            say(f"{examples.name}: {long:,} texts fill the {model.limit} tokens that the model takes, and may be cut")
+        return CaptionBatches(
+            ImageBatches(rows, self.processor, count, self.settings.seed, shuffle), texts, self.source.pad
+        )
 
-    def run(self, model: Any, folder: Path | None, documents: bool) -> Any:
-        return ImageTextMatcher(model, self.source, self.target, folder, lens=self.lens)
+    def make_predictor(self, model: Any, folder: Path | None, documents: bool) -> Any:
+        return ImageTextMatcher(model, self.source, self.target, folder, processor=self.processor)

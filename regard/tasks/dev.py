@@ -19,7 +19,7 @@ from regard.parts.objectives.objective import Objective
 from .reader import Reader
 from .run import Run
 
-FORCED = ("loss", "perplexity")  # measured without decoding
+LOSS_METRICS = ("loss", "perplexity")  # measured without decoding
 
 
 class Dev:
@@ -28,7 +28,7 @@ class Dev:
     objective:  gives the loss.
     batches:    makes the dev batches anew each time.
     run:        makes of a model what answers `sources`.
-    forced:     metrics that come of the loss.
+    loss_metrics:     metrics that come of the loss.
     metrics:    measured on the answers, for each of which some `references` are right.
     """
 
@@ -36,22 +36,23 @@ class Dev:
         self,
         objective: Objective,
         batches: Callable[[], Iterator[Batch]],
-        run: Callable[[Model, None, bool], Run | Reader],
-        forced: Sequence[str] = FORCED,
+        make_predictor: Callable[[Model, None, bool], Run | Reader],
+        loss_metrics: Sequence[str] = LOSS_METRICS,
         metrics: Sequence[str] = (),
         sources: Sequence[str] = (),
         references: Sequence[Sequence[str]] = (),
     ):
-        self.objective, self.batches, self.run = objective, batches, run
-        self.forced, self.metrics, self.sources, self.references = forced, metrics, sources, references
+        self.objective, self.batches, self.make_predictor = objective, batches, make_predictor
+        self.loss_metrics, self.metrics, self.sources, self.references = loss_metrics, metrics, sources, references
 
     def __call__(self, model: Model) -> dict[str, float]:
         loss = self.loss(model)
         found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        found = {name: found[name] for name in self.forced}
+        found = {name: found[name] for name in self.loss_metrics}
         if self.metrics:
             answers = [
-                best[0].text for best in self.run(model, None, True).predict(self.sources, DecodeConfig(truncate=True))
+                best[0].text
+                for best in self.make_predictor(model, None, True).predict(self.sources, DecodeConfig(truncate=True))
             ]
             found |= {score.name: score.value for score in measure(self.metrics, answers, self.references)}
         return found
@@ -86,7 +87,9 @@ def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, ov
         yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=asked)
 
 
-def gather(lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:
+def group_references(
+    lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0
+) -> tuple[list[str], list[list[str]]]:
     """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
     all over the lines, which may be sorted; 0: all."""
     targets: dict[str | int, list[str]] = {}

@@ -24,8 +24,8 @@ from regard.core import Context, UserError
 from regard.decode import DecodeConfig, Ensemble
 from regard.errors import short
 
-from .reader import Reader, together
-from .run import AHEAD
+from .reader import Reader, batch_by_length
+from .run import READ_AHEAD
 from .task import Task
 
 KINDS = ("encoder", "encoder-decoder")
@@ -79,12 +79,12 @@ class Embedder(Reader):
         """(texts, width), in their order."""
         if isinstance(texts, str):
             raise UserError("texts come in a list: for a single one, say [text]")
-        rows, _ = self.code(list(texts), self.config)
+        rows, _ = self.encode_inputs(list(texts), self.config)
         return self._vectors(rows, pool, normalize)
 
     def cosines(self, pairs: Sequence[tuple[str, str]]) -> Tensor:
         """(pairs,) how alike two texts are: from -1 to 1."""
-        return self._cosines(*(self.code(list(side), self.config)[0] for side in zip(*pairs, strict=True)))
+        return self._cosines(*(self.encode_inputs(list(side), self.config)[0] for side in zip(*pairs, strict=True)))
 
     def _cosines(self, ones: list[list[int]], others: list[list[int]]) -> Tensor:
         vectors = self._vectors([*ones, *others], None, True)
@@ -95,7 +95,7 @@ class Embedder(Reader):
         """(rows, width). Rows of about equal length are worked on together."""
         how, normalize = self._how(pool, normalize)
         found: Tensor | None = None
-        for numbers in together([len(row) for row in rows], self.budget):
+        for numbers in batch_by_length([len(row) for row in rows], self.budget):
             some = self._pooled(*self.padded([rows[i] for i in numbers]), how)
             some = F.normalize(some, dim=-1) if normalize else some
             found = some.new_empty(len(rows), some.shape[-1], device="cpu") if found is None else found
@@ -121,10 +121,10 @@ class Embedder(Reader):
         texts: Iterable[str],
         config: DecodeConfig | None = None,
         attention: bool = False,
-        ahead: int = AHEAD,
+        read_ahead: int = READ_AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Embedded]]:
-        for found, cut in self._blocks(texts, config or self.config, ahead):
+        for found, cut in self._blocks(texts, config or self.config, read_ahead):
             for value, one in zip(found.tolist(), cut, strict=True):
                 if self.similarity:
                     yield [Embedded(cosine=value, cut=one)]
@@ -132,26 +132,28 @@ class Embedder(Reader):
                     yield [Embedded([float(f"{number:.7g}") for number in value], cut=one)]
             tick(len(cut))
 
-    def _blocks(self, texts: Iterable[str], config: DecodeConfig, ahead: int) -> Iterator[tuple[Tensor, list[bool]]]:
+    def _blocks(
+        self, texts: Iterable[str], config: DecodeConfig, read_ahead: int
+    ) -> Iterator[tuple[Tensor, list[bool]]]:
         """Of so many texts at a time their vectors (texts, width), or of so many pairs their cosines (pairs,); and
         which of them were cut."""
-        source, begun = iter(texts), 0
-        while some := list(islice(source, ahead)):
+        source, lines_before = iter(texts), 0
+        while some := list(islice(source, read_ahead)):
             if self.similarity:
-                sides = [self.code(side, config, begun) for side in self._sides(some, begun)]
+                sides = [self.encode_inputs(side, config, lines_before) for side in self._sides(some, lines_before)]
                 yield (
                     self._cosines(*(rows for rows, _ in sides)),
                     [any(cut) for cut in zip(*(cut for _, cut in sides), strict=True)],
                 )
             else:
-                rows, cut = self.code(some, config, begun)
+                rows, cut = self.encode_inputs(some, config, lines_before)
                 yield self._vectors(rows, None, None), cut
-            begun += len(some)
+            lines_before += len(some)
 
-    def _sides(self, lines: list[str], begun: int) -> list[list[str]]:
+    def _sides(self, lines: list[str], lines_before: int) -> list[list[str]]:
         """The first texts, and the second ones."""
         pairs = [line.split("\t") for line in lines]
-        for number, pair in enumerate(pairs, begun + 1):
+        for number, pair in enumerate(pairs, lines_before + 1):
             if len(pair) != 2:
                 raise UserError(f"line {number} has {len(pair)} texts: two with a tab between are compared")
         return [list(side) for side in zip(*pairs, strict=True)]
@@ -175,7 +177,7 @@ class Embedder(Reader):
             raise UserError(
                 f"vectors are written to a NumPy file: {short(path.with_suffix('.npy'))}, not {short(path)}"
             )
-        blocks = [found.float().numpy() for found, _ in self._blocks(texts, config or self.config, AHEAD)]
+        blocks = [found.float().numpy() for found, _ in self._blocks(texts, config or self.config, READ_AHEAD)]
         part = path.with_name(path.name + ".part")
         try:
             with open(part, "wb") as file:
@@ -189,6 +191,6 @@ class Embedder(Reader):
 class Embeddings(Task):
     """Such models come from elsewhere."""
 
-    learns = "embed"
-    trains = False
+    objective_name = "embed"
+    trainable = False
     predictor = Embedder

@@ -10,7 +10,7 @@ from regard.core import UserError
 from regard.decode import Ensemble
 from regard.decode.int8 import quantise
 from regard.errors import short
-from regard.runs.folder import read
+from regard.runs.folder import read_run
 from regard.schema import takes
 
 from . import predictor_for
@@ -29,10 +29,10 @@ def load(
     if int8:
         for one in loaded:
             quantise(one.model)
-    return loaded[0] if len(loaded) == 1 else _together(loaded)
+    return loaded[0] if len(loaded) == 1 else _ensemble(loaded)
 
 
-def _together(runs: Sequence[Any]) -> Run:
+def _ensemble(runs: Sequence[Any]) -> Run:
     """One that answers with the models of all."""
     if not runs:
         raise UserError("there is no run folder to load")
@@ -52,11 +52,11 @@ def _together(runs: Sequence[Any]) -> Run:
             )
     notes = "; ".join(f"{short(run.folder)}: {run.note}" for run in runs if run.note)
     model: Any = Ensemble([run.model for run in runs])
-    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
+    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.converted)
 
 
 def _load(folder: Path, device: str) -> Run | Reader | NodeClassifier:
-    stored = read(folder, device)
+    stored = read_run(folder, device)
     model, source, target, note = stored.model, stored.source, stored.target, stored.note
     predictor = predictor_for(model)
     if source is None:
@@ -64,5 +64,5 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeClassifier:
             raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
         return predictor(model, folder, note)
     if predictor is Run:
-        return Run(model, source, target, folder, stored.documents, note, stored.foreign)
+        return Run(model, source, target, folder, stored.documents, note, stored.converted)
     return predictor(model, source, target, folder, note)

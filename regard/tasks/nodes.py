@@ -21,7 +21,7 @@ from regard.data import graph as graphs
 from regard.decode import DecodeConfig
 from regard.parts.objectives.nodes import Nodes, measured
 from regard.parts.objectives.objective import Objective
-from regard.runs.checkpoint import put
+from regard.runs.checkpoint import write_atomically
 
 from .task import Say, Task, Tick
 
@@ -70,12 +70,12 @@ class NodeClassifier:
 
 
 class GraphNodes(Task):
-    learns = "nodes"
+    objective_name = "nodes"
     predictor = NodeClassifier
     reads = "graph"
-    forced = ("loss", "accuracy")
-    decisive = "accuracy"
-    files = "graph"
+    loss_metrics = ("loss", "accuracy")
+    default_metric = "accuracy"
+    file_suffix = "graph"
 
     @property
     def tokenizers(self) -> list[Tokenizer]:
@@ -91,10 +91,10 @@ class GraphNodes(Task):
         self.graph = graphs.open_graph(job.data)
         return self.graph
 
-    def learn(self, corpus: Corpus, tick: Tick) -> None:
+    def learn_tokenizers(self, corpus: Corpus, tick: Tick) -> None:
         """A graph has no tokens."""
 
-    def complete(self, recipe: dict[str, Any]) -> None:
+    def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.graph.channels
         head = recipe["model"].get("head", "tag")
         recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.graph.classes}
@@ -111,9 +111,9 @@ class GraphNodes(Task):
 
     def _noted(self, nodes: Any, name: str) -> Any:
         """What is seen and asked is the same in a run that goes on."""
-        self.data("").mkdir(parents=True, exist_ok=True)
-        put(self.data(name), nodes.digest())
+        self.data_path("").mkdir(parents=True, exist_ok=True)
+        write_atomically(self.data_path(name), nodes.digest())
         return nodes
 
-    def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
+    def make_predictor(self, model: Model, folder: Path | None, documents: bool) -> Any:
         return NodeClassifier(model, folder)

@@ -16,7 +16,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode import DecodeConfig
 from regard.parts.objectives.objective import Objective
 
-from .run import AHEAD, LONGEST, Prediction
+from .run import MAX_SOURCE_TOKENS, READ_AHEAD, Prediction
 
 BUDGET = 512  # positions that are worked on side by side by a CPU: no more than stay near it
 DEVICE_BUDGET = 8192  # by anything else
@@ -53,7 +53,7 @@ class Reader:
         """Return the right labels of a record, one for each that is asked for; none where answers are no labels."""
         return []
 
-    def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
+    def encode_examples(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
         """Examples in tokens, as `batches` wants them."""
         raise NotImplementedError
 
@@ -61,11 +61,11 @@ class Reader:
         """Examples in tokens, as its objective wants them."""
         raise NotImplementedError
 
-    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+    def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
         """The answers to some texts of about equal length, best first."""
         raise NotImplementedError
 
-    def beside(self, text: str, answers: list[Prediction]) -> list[Prediction]:
+    def complete_answers(self, text: str, answers: list[Prediction]) -> list[Prediction]:
         """The answers once more, now that it is known what they are answers to."""
         return answers
 
@@ -89,14 +89,14 @@ class Reader:
         self, texts: Iterable[str], config: DecodeConfig | None = None, attention: bool = False
     ) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
-        return list(self.answers(texts, config, attention, ahead=sys.maxsize))
+        return list(self.answers(texts, config, attention, read_ahead=sys.maxsize))
 
     def answers(
         self,
         texts: Iterable[str],
         config: DecodeConfig | None = None,
         attention: bool = False,
-        ahead: int = AHEAD,
+        read_ahead: int = READ_AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one, reading so many texts ahead."""
@@ -105,26 +105,30 @@ class Reader:
             raise UserError("texts come in a list: for a single one, say [text]")
         if attention:
             raise UserError("only a decoder looks at a source, so here is no alignment with it")
-        source, begun = iter(texts), 0
-        while some := list(islice(source, ahead)):
-            rows, cut = self.code(some, config, begun)
+        source, lines_before = iter(texts), 0
+        while some := list(islice(source, read_ahead)):
+            rows, cut = self.encode_inputs(some, config, lines_before)
             found: list[list[Prediction]] = [[]] * len(some)
-            for numbers in together([len(row) for row in rows], self.budget):
-                for number, answers in zip(numbers, self.respond([rows[i] for i in numbers], config), strict=True):
-                    whole = self.beside(some[number], answers)
+            for numbers in batch_by_length([len(row) for row in rows], self.budget):
+                for number, answers in zip(numbers, self.predict_rows([rows[i] for i in numbers], config), strict=True):
+                    whole = self.complete_answers(some[number], answers)
                     found[number] = [one._replace(cut=cut[number]) for one in whole]
                 tick(len(numbers))
             yield from found
-            begun += len(some)
+            lines_before += len(some)
 
     def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
         yield self.predict([text], config)[0][0].text
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
+    def encode_inputs(
+        self, texts: list[str], config: DecodeConfig, lines_before: int = 0
+    ) -> tuple[list[list[int]], list[bool]]:
         """Texts as tokens with their marks, none longer than the model takes, and which of them were cut for it."""
-        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
-        rows = self.source.frame(texts)
-        return [shortened(ids, limit) for ids in rows], too_long([len(ids) for ids in rows], limit, config, begun)
+        limit = min(config.max_source_tokens or MAX_SOURCE_TOKENS, self.limit or MAX_SOURCE_TOKENS)
+        rows = self.source.encode_with_special_tokens(texts)
+        return [truncated(ids, limit) for ids in rows], check_lengths(
+            [len(ids) for ids in rows], limit, config, lines_before
+        )
 
     def padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor | None]:
         """(batch, time), and which of it is real; None: all."""
@@ -132,24 +136,24 @@ class Reader:
         return tokens.to(self.device), None if bool(valid.all()) else valid.to(self.device)
 
 
-def too_long(lengths: Sequence[int], limit: int, config: DecodeConfig, begun: int) -> list[bool]:
+def check_lengths(lengths: Sequence[int], limit: int, config: DecodeConfig, lines_before: int) -> list[bool]:
     """Which texts are; refused, unless they may be cut. begun: how many lines came before these."""
     cut = [length > limit for length in lengths]
     if any(cut) and not config.truncate:
         number = cut.index(True)
         raise UserError(
-            f"line {begun + number + 1} has {lengths[number]:,} tokens, and at most {limit:,} can be taken: shorten "
-            "it, or let it be cut (--truncate, or decode.truncate in its recipe)"
+            f"line {lines_before + number + 1} has {lengths[number]:,} tokens, and at most {limit:,} can be taken: "
+            "shorten it, or let it be cut (--truncate, or decode.truncate in its recipe)"
         )
     return cut
 
 
-def shortened(ids: list[int], limit: int) -> list[int]:
+def truncated(ids: list[int], limit: int) -> list[int]:
     """At most so many tokens, the last one, which is a mark, among them."""
     return ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
 
-def together(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+def batch_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Which texts are worked on side by side: of about equal length."""
     some: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -161,7 +165,7 @@ def together(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield some
 
 
-def ranked(scores: Tensor, best: int) -> Iterator[list[tuple[int, float]]]:
+def top_classes(scores: Tensor, best: int) -> Iterator[list[tuple[int, float]]]:
     """scores (batch, classes) -> of each row the `best` likeliest classes and their log p."""
     logs = scores.float().log_softmax(-1)
     values, classes = logs.topk(min(best, logs.shape[-1]))

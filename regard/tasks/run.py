@@ -30,14 +30,14 @@ from regard.machine import forks, is_tuned
 from regard.memory import machine_memory, must_fit
 from regard.metrics import BITS
 
-AHEAD = 4096  # texts that are sorted by length together
-ALONE = 64  # rows, beams counted, that are enough for a thread of their own
-SIDE_BY_SIDE = 640  # rows of a batch; more gains nothing
-STATE = 1 << 29  # bytes that the states of all batches may take
-SCORES = 16  # bytes for every token of the vocabulary while a row is scored
-LONGEST = 10_000  # tokens of an input, where nothing else is said
-MOST = 200  # new tokens after a prompt, where nothing else is said
-HALF = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
+READ_AHEAD = 4096  # texts that are sorted by length together
+ROWS_PER_WORKER = 64  # rows, beams counted, that are enough for a thread of their own
+MAX_ROWS = 640  # rows of a batch; more gains nothing
+MAX_STATE_BYTES = 1 << 29  # bytes that the states of all batches may take
+LOGIT_BYTES = 16  # bytes for every token of the vocabulary while a row is scored
+MAX_SOURCE_TOKENS = 10_000  # tokens of an input, where nothing else is said
+MAX_NEW_TOKENS = 200  # new tokens after a prompt, where nothing else is said
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no whole character (yet)
 
 
 class Alignment(NamedTuple):
@@ -91,10 +91,10 @@ class Run:
         folder: Path | None = None,
         documents: bool = True,
         note: str = "",
-        foreign: bool = False,
+        converted: bool = False,
     ):
         self.model, self.source, self.target, self.folder = model.eval(), source, target, folder
-        self.documents, self.note, self.foreign = documents, note, foreign
+        self.documents, self.note, self.converted = documents, note, converted
         self.device = next(model.parameters()).device
         self._draft: Run | None = None
 
@@ -124,38 +124,38 @@ class Run:
     def config(self) -> DecodeConfig:
         """How its recipe says to decode. Where that is silent: beam search for pairs; a language model samples, since
         greedy texts soon repeat themselves; one from elsewhere is greedy, as its generation_config.json says."""
-        usual = DecodeConfig(beam=4) if self.pairs else DecodeConfig() if self.foreign else SAMPLED
+        usual = DecodeConfig(beam=4) if self.pairs else DecodeConfig() if self.converted else SAMPLED
         return DecodeConfig.read(getattr(self.model, "recipe", {}).get("decode", {}), usual)
 
     @cached_property
-    def _reach(self) -> int | None:
+    def _max_positions(self) -> int | None:
         """Positions of the decoder."""
         return self.model.limit
 
     @cached_property
-    def marked(self) -> bool:
+    def ends_texts(self) -> bool:
         """Whether a language model's texts end in an end mark: those of a running text only if lines do not show."""
         return self.documents or not self.target.keeps_newlines()
 
-    def ends(self, documents: bool) -> bool:
+    def appends_end(self, documents: bool) -> bool:
         """Whether texts to be measured on end in an end mark: as in training. documents: they are separate ones, which
         counts for a model from elsewhere."""
-        return documents or not self.target.keeps_newlines() if self.foreign else self.marked
+        return documents or not self.target.keeps_newlines() if self.converted else self.ends_texts
 
     @cached_property
-    def opening(self) -> list[int]:
+    def decoder_prefix(self) -> list[int]:
         """What every answer begins after: the start mark; before a prompt, whatever stood between texts in training."""
         if self.pairs:
-            return [self.target.start, *([] if self.target.forced is None else [self.target.forced])]
-        if self.foreign:  # as its own tokenizer begins
+            return [self.target.start, *([] if self.target.forced_bos is None else [self.target.forced_bos])]
+        if self.converted:  # as its own tokenizer begins
             begun = self.target.inner.encode("", add_special_tokens=True).ids
             return [self.target.start] if begun[:1] == [self.target.start] else []
-        return [self.target.end] if self.marked else self.target.encode(["\n"])[0]
+        return [self.target.end] if self.ends_texts else self.target.encode(["\n"])[0]
 
     @property
-    def before(self) -> int:
+    def token_before_text(self) -> int:
         """The token right before the first of a text: where nothing opens it, the start mark."""
-        return (self.opening or [self.target.start])[-1]
+        return (self.decoder_prefix or [self.target.start])[-1]
 
     @property
     def metrics(self) -> list[str]:
@@ -166,14 +166,14 @@ class Run:
         self, texts: Iterable[str], config: DecodeConfig | None = None, attention: bool = False
     ) -> list[list[Prediction]]:
         """For every text its answers, best first, in the order of the texts."""
-        return list(self.answers(texts, config, attention, ahead=sys.maxsize))
+        return list(self.answers(texts, config, attention, read_ahead=sys.maxsize))
 
     def answers(
         self,
         texts: Iterable[str],
         config: DecodeConfig | None = None,
         attention: bool = False,
-        ahead: int = AHEAD,
+        read_ahead: int = READ_AHEAD,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
         """The same one by one, reading so many texts ahead: those of about equal length are worked on together.
@@ -183,9 +183,9 @@ class Run:
             raise UserError("texts come in a list: for a single one, say [text]")
         if attention and not self.pairs:
             raise UserError("a language model has no source, so there is no alignment with it")
-        source, begun = iter(texts), 0
-        while some := list(islice(source, ahead)):
-            coded = self.code(some, config, begun)
+        source, lines_before = iter(texts), 0
+        while some := list(islice(source, read_ahead)):
+            coded = self.encode_inputs(some, config, lines_before)
             found: list[list[Prediction]] = [[]] * len(some)
 
             def work(rows: list[int], coded: list[EncodedInput] = coded) -> list[list[Prediction]]:
@@ -199,7 +199,7 @@ class Run:
                     found[row] = answers
                 tick(len(rows))
             yield from found
-            begun += len(some)
+            lines_before += len(some)
 
     def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
         """The answer to one text, piece by piece as it comes; together they are what `predict` gives. Beam search knows
@@ -209,14 +209,14 @@ class Run:
             if whole := self.predict([text], config)[0][0].text:
                 yield whole
             return
-        coded = self.code([text], config)
+        coded = self.encode_inputs([text], config)
         ids: list[int] = []
         told = ""
         for new in stream(self.model, self.request(coded, config), *sampling(config), self._seeds(coded, config)):
             if int(new.tokens) == self.target.end:
                 break
             ids.append(int(new.tokens))
-            said = self._text(coded[0], ids).rstrip(HALF)  # the next bytes may complete a character
+            said = self._text(coded[0], ids).rstrip(REPLACEMENT)  # the next bytes may complete a character
             if len(said) > len(told) and said.startswith(told):
                 yield said[len(told) :]
                 told = said
@@ -229,16 +229,16 @@ class Run:
 
         return Embedder.of(self).embed(texts, pool, unit)
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[EncodedInput]:
-        """Texts as tokens, none longer than the model takes. `begun`: how many lines came before these."""
-        known = self.model.source_limit if self.pairs else self._reach
-        rows = self.source.frame(texts) if self.pairs else self.source.encode(texts)
-        marks = len(self.source.frame([""])[0]) if self.pairs else 0
-        limit = (config.max_source_tokens or LONGEST) + marks
+    def encode_inputs(self, texts: list[str], config: DecodeConfig, lines_before: int = 0) -> list[EncodedInput]:
+        """Texts as tokens, none longer than the model takes. `lines_before`: how many lines came before these."""
+        known = self.model.source_limit if self.pairs else self._max_positions
+        rows = self.source.encode_with_special_tokens(texts) if self.pairs else self.source.encode(texts)
+        marks = len(self.source.encode_with_special_tokens([""])[0]) if self.pairs else 0
+        limit = (config.max_source_tokens or MAX_SOURCE_TOKENS) + marks
         if known is not None:
-            limit = min(limit, known - (0 if self.pairs else len(self.opening)))
+            limit = min(limit, known - (0 if self.pairs else len(self.decoder_prefix)))
         coded = []
-        for number, ids in enumerate(rows, begun + 1):
+        for number, ids in enumerate(rows, lines_before + 1):
             if len(ids) <= limit:
                 coded.append(EncodedInput(ids))
             elif not config.truncate:
@@ -249,7 +249,7 @@ class Run:
             elif self.pairs:
                 coded.append(EncodedInput([*ids[: limit - 1], ids[-1]], cut=True))  # the end mark stays
             else:
-                keep = max(limit - (config.max_new_tokens or MOST), limit // 2)  # room to go on
+                keep = max(limit - (config.max_new_tokens or MAX_NEW_TOKENS), limit // 2)  # room to go on
                 coded.append(EncodedInput(ids[len(ids) - keep :], cut=True))
         return coded
 
@@ -259,22 +259,22 @@ class Run:
             tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
             with torch.no_grad():
                 memory = self.model.encode(tokens, valid)
-            prefix, prefix_valid = torch.tensor([self.opening] * len(coded), device=self.device), None
+            prefix, prefix_valid = torch.tensor([self.decoder_prefix] * len(coded), device=self.device), None
         else:
-            rows = [[*self.opening, *one.ids] or [self.before] for one in coded]
+            rows = [[*self.decoder_prefix, *one.ids] or [self.token_before_text] for one in coded]
             prefix, prefix_valid = self._padded(rows, self.target.pad)
             memory = None
-        most = torch.tensor([self._most(one, config) for one in coded], device=self.device)
-        rules = [as_one(self.target.end, self.target.ends)] if self.target.ends else []
-        rule = together([*rules, *([never(self.target.never)] if self.target.never else [])])
-        ahead = len(self.opening) - 1 if self.pairs else 0  # what an answer is made to begin with
-        return Request(prefix, self.target.end, most, prefix_valid, memory, rule, ahead)
+        most = torch.tensor([self._max_new_tokens(one, config) for one in coded], device=self.device)
+        rules = [as_one(self.target.end, self.target.extra_ends)] if self.target.extra_ends else []
+        rule = together([*rules, *([never(self.target.suppressed)] if self.target.suppressed else [])])
+        forced = len(self.decoder_prefix) - 1 if self.pairs else 0  # tokens that every answer is forced to begin with
+        return Request(prefix, self.target.end, most, prefix_valid, memory, rule, forced)
 
-    def _most(self, one: EncodedInput, config: DecodeConfig) -> int:
+    def _max_new_tokens(self, one: EncodedInput, config: DecodeConfig) -> int:
         """New tokens, no further than the positions reach; the last one is never read."""
-        before = max(len(self.opening) + (0 if self.pairs else len(one.ids)), 1)
-        wanted = config.max_new_tokens or (2 * len(one.ids) + 20 if self.pairs else MOST)
-        return wanted if self._reach is None else min(wanted, self._reach - before + 1)
+        before = max(len(self.decoder_prefix) + (0 if self.pairs else len(one.ids)), 1)
+        wanted = config.max_new_tokens or (2 * len(one.ids) + 20 if self.pairs else MAX_NEW_TOKENS)
+        return wanted if self._max_positions is None else min(wanted, self._max_positions - before + 1)
 
     def _padded(self, rows: list[list[int]], pad: int) -> tuple[Tensor, Tensor | None]:
         tokens, valid = pad_rows(rows, pad)
@@ -283,18 +283,18 @@ class Run:
     def _workers(self, rows: int) -> int:
         """Return how many batches are worked on at once: one in a host's process, where no worker may be started."""
         most = torch.get_num_threads() if self.device.type == "cpu" and is_tuned() else 1
-        return max(min(most, rows // ALONE), 1)
+        return max(min(most, rows // ROWS_PER_WORKER), 1)
 
     def _batches(self, coded: list[EncodedInput], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Which inputs go together: of about equal length, as many as there is room for, the longest first."""
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
-        batches = self._cut(coded, order, config, workers, len(coded))
+        batches = self._split(coded, order, config, workers, len(coded))
         if len(batches) % workers:  # so that nobody is idle at the end
             turns = -(-len(batches) // workers)
-            batches = self._cut(coded, order, config, workers, -(-len(coded) // (turns * workers)))
+            batches = self._split(coded, order, config, workers, -(-len(coded) // (turns * workers)))
         return batches
 
-    def _cut(
+    def _split(
         self, coded: list[EncodedInput], order: list[int], config: DecodeConfig, workers: int, most: int
     ) -> list[list[int]]:
         """In this order, no more than `most` together."""
@@ -303,28 +303,30 @@ class Run:
         for i in order:
             if not room:
                 batches.append([])
-                room = min(self._room(len(coded[i].ids) + self._most(coded[i], config), config, workers), most)
+                room = min(
+                    self._max_rows(len(coded[i].ids) + self._max_new_tokens(coded[i], config), config, workers), most
+                )
             batches[-1].append(i)
             room -= 1
         return batches
 
-    def _room(self, positions: int, config: DecodeConfig, workers: int) -> int:
+    def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Inputs of such a length that go together. One that no memory could hold is refused."""
         state = self.model.cost(1, positions - 1).state
-        alone = config.beam * (state + SCORES * self.model.vocab)
+        alone = config.beam * (state + LOGIT_BYTES * self.model.vocab)
         if self.device.type == "cpu":
             must_fit(f"an answer of {positions:,} positions with a beam of {config.beam:,}", alone)
         if config.max_batch_tokens:
             return max(
                 min(config.max_batch_tokens // (config.beam * positions), machine_memory() // (2 * workers * alone)), 1
             )
-        return max(min(SIDE_BY_SIDE, STATE // (workers * max(state, 1))) // config.beam, 1)
+        return max(min(MAX_ROWS, MAX_STATE_BYTES // (workers * max(state, 1))) // config.beam, 1)
 
     def _answer(self, coded: list[EncodedInput], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
         request = self.request(coded, config)
         guesses = None if self.draft_model is None else self.draft_model.model
         if config.shortlist:
-            found = self._search_few(coded, request, config)
+            found = self._search_shortlist(coded, request, config)
         else:
             found = search(self.model, request, config, self._seeds(coded, config), guesses)
         looked = iter(self._alignments(coded, request, found) if attention else ())
@@ -333,10 +335,12 @@ class Run:
             for one, answers in zip(coded, found, strict=True)
         ]
 
-    def _search_few(self, coded: list[EncodedInput], request: Request, config: DecodeConfig) -> list[list[Hypothesis]]:
+    def _search_shortlist(
+        self, coded: list[EncodedInput], request: Request, config: DecodeConfig
+    ) -> list[list[Hypothesis]]:
         """Among the tokens that go with those of the sources."""
         ids = torch.tensor([token for one in coded for token in one.ids], device=self.device)
-        always = torch.tensor([*self.opening, self.target.end], device=self.device)
+        always = torch.tensor([*self.decoder_prefix, self.target.end], device=self.device)
         few = Fewer(self.model, torch.cat((self.shortlist.tokens_for(ids), always)).unique())
         return few.told(search(few, few.asked(request), config, self._seeds(coded, config)))
 
@@ -369,11 +373,11 @@ class Run:
         """Of all answers, in their order."""
         asked = [row for row, answers in enumerate(found) for _ in answers]
         given = [answer for answers in found for answer in answers]
-        tokens, valid = self._padded([[*self.opening, *answer.tokens] for answer in given], self.target.pad)
+        tokens, valid = self._padded([[*self.decoder_prefix, *answer.tokens] for answer in given], self.target.pad)
         memory = select(request.memory, torch.tensor(asked, device=self.device))
         looked = looks(self.model, tokens, valid, memory).cpu()
         for row, answer, weights in zip(asked, given, looked, strict=True):
             source = self.source.tokens(coded[row].ids)
             target = self.target.tokens([*answer.tokens, *([self.target.end] if answer.ended else [])])
-            begun = len(self.opening) - 1
+            begun = len(self.decoder_prefix) - 1
             yield Alignment(weights[begun : begun + len(target), : len(source)].tolist(), source, target)

@@ -18,7 +18,7 @@ import torch
 
 from regard import metrics as measures
 from regard.core import Model, UserError
-from regard.data import Batches, Corpus, Lines, Tokenizer, prepare_text
+from regard.data import Batches, Corpus, CorpusSplit, Tokenizer, prepare_text
 from regard.data.masks import parsing_special_tokens
 from regard.decode import DecodeConfig
 from regard.parts.objectives.next_token import NextToken
@@ -31,11 +31,11 @@ from regard.parts.objectives.span_corruption import (
     sentinels_of,
     with_sentinels,
 )
-from regard.runs.folder import about
+from regard.runs.folder import read_run_json
 from regard.runs.settings import Settings
 from regard.schema import fit
 
-from .dev import FORCED, Dev
+from .dev import LOSS_METRICS, Dev
 from .reader import BUDGET
 from .run import EncodedInput, Run
 from .task import DEV_TOKENS, Say, Tick
@@ -49,25 +49,25 @@ class SpanFiller(Run):
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         super().__init__(model, source, target, folder, True, note)
         self.reads = "pairs"
-        if folder is not None and "job" in about(folder):
+        if folder is not None and "job" in read_run_json(folder):
             self.reads, self.evaluate = "text", self.measured
 
     @property
     def metrics(self) -> list[str]:
-        return list(FORCED) if self.reads == "text" else super().metrics
+        return list(LOSS_METRICS) if self.reads == "text" else super().metrics
 
     @cached_property
     def sentinels(self) -> set[int]:
         return set(sentinels_of(self.source).tolist())
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> list[EncodedInput]:
-        if not any(_holed(text) for text in texts):
-            return super().code(texts, config, begun)
+    def encode_inputs(self, texts: list[str], config: DecodeConfig, lines_before: int = 0) -> list[EncodedInput]:
+        if not any(_has_sentinels(text) for text in texts):
+            return super().encode_inputs(texts, config, lines_before)
         with parsing_special_tokens(self.source):
-            return super().code(texts, config, begun)
+            return super().encode_inputs(texts, config, lines_before)
 
     def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
-        if _holed(text):
+        if _has_sentinels(text):
             yield self.predict([text], config)[0][0].text  # it is filled in from the middle
         else:
             yield from super().stream(text, config)
@@ -75,7 +75,7 @@ class SpanFiller(Run):
     @torch.no_grad()
     def measured(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
         """As regard.evaluate tells it: what is cut out of a text is the same every time."""
-        measures.check(metrics, FORCED)
+        measures.check(metrics, LOSS_METRICS)
         begun, rows = time.perf_counter(), list(lines)
         table = self.model.recipe  # type: ignore[union-attr]
         noise = Noise(**{key: value for key, value in table.get("objective", {}).items() if key != "part"})
@@ -107,24 +107,24 @@ class SpanFiller(Run):
         return [] if number in self.sentinels else [number]
 
 
-def _holed(text: str) -> bool:
+def _has_sentinels(text: str) -> bool:
     return NAME.partition("{")[0] in text
 
 
 class Spans(Text):
-    learns = "span_corruption"
+    objective_name = "span_corruption"
     kind = "encoder-decoder"
     predictor = SpanFiller
-    usual = "bpe"
+    default_tokenizer = "bpe"
 
-    def ask(self, names: Sequence[str]) -> None:
-        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
-        super().ask(names)
+    def set_metrics(self, names: Sequence[str]) -> None:
+        self.noise = Noise(**fit(Noise, self.objective_args, {}, "objective"))
+        super().set_metrics(names)
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
         return with_sentinels(super().tokenizer(corpus, kind, tick, *columns), self.noise.sentinels)
 
-    def fit(self, model: Model) -> None:
+    def check_model(self, model: Model) -> None:
         context = self.settings.context_length
         if context < 2:
             raise UserError(f"train.context_length must be at least 2, so that something is left, not {context}")
@@ -139,7 +139,7 @@ class Spans(Text):
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s = self.settings
-        stream = prepare_text(corpus.train, self.target, self.data("train.ids"), partial(tick, "preparing"))
+        stream = prepare_text(corpus.train, self.target, self.data_path("train.ids"), partial(tick, "preparing"))
         return Corrupted(
             stream,
             s.context_length,
@@ -148,12 +148,12 @@ class Spans(Text):
             self._corrupter(),
         )
 
-    def dev(self, model: Model, lines: Lines) -> Dev:
-        context, text = self.settings.context_length, prepare_text(lines, self.target, self.data("dev.ids"))
+    def dev(self, model: Model, lines: CorpusSplit) -> Dev:
+        context, text = self.settings.context_length, prepare_text(lines, self.target, self.data_path("dev.ids"))
         if len(text) < 2:
             raise UserError(f"there is nothing to cut out of {lines.name}: it has but one token")
         make = partial(in_order, text, context, max(DEV_TOKENS // context, 1), self._corrupter())
-        return Dev(self.objective(), make, self.run)
+        return Dev(self.objective(), make, self.make_predictor)
 
     def _corrupter(self) -> Corrupter:
         return Corrupter(self.noise, self.target, self.settings.context_length)

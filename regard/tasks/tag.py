@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from regard.core import Model
-from regard.data import Batches, Corpus, Lines, Sequences
+from regard.data import Batches, Corpus, CorpusSplit, PreparedDataset
 from regard.data.batches import FIRST_LABEL, IGNORE
 from regard.data.conll import TAG_SEPARATOR, TagBatches, TagCoder, first_tokens_of_words
 from regard.decode import DecodeConfig
@@ -21,8 +21,8 @@ from regard.parts.objectives.nodes import Nodes
 from regard.parts.objectives.objective import Objective
 
 from .classify import Labels
-from .reader import Reader, shortened, too_long
-from .run import LONGEST, Prediction
+from .reader import Reader, check_lengths, truncated
+from .run import MAX_SOURCE_TOKENS, Prediction
 
 NONE = "?"  # the tag of a word that was not read
 
@@ -57,25 +57,27 @@ class Tagger(Reader):
     def objective(self) -> Objective:
         return Nodes()
 
-    def coded(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
+    def encode_examples(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[np.ndarray, ...]]:
         return [tuple(map(np.array, row)) for row in zip(*self.coder(rows), strict=True)]
 
     def batches(self, data: Sequence, budget: int) -> Batches:
         return TagBatches(data, budget, 0, self.source.pad, shuffle=False)  # type: ignore
 
-    def code(self, texts: list[str], config: DecodeConfig, begun: int = 0) -> tuple[list[list[int]], list[bool]]:
-        limit = min(config.max_source_tokens or LONGEST, self.limit or LONGEST)
+    def encode_inputs(
+        self, texts: list[str], config: DecodeConfig, lines_before: int = 0
+    ) -> tuple[list[list[int]], list[bool]]:
+        limit = min(config.max_source_tokens or MAX_SOURCE_TOKENS, self.limit or MAX_SOURCE_TOKENS)
         words = [text.split() for text in texts]
         found = first_tokens_of_words(self.source, [" ".join(some) for some in words])
-        cut = too_long([len(ids) for ids, _ in found], limit, config, begun)
+        cut = check_lengths([len(ids) for ids, _ in found], limit, config, lines_before)
         rows: list[list[int]] = []
         for some, (ids, firsts), long in zip(words, found, cut, strict=True):
             kept = [first if first < limit - 1 else -1 for first in firsts] if long else firsts
-            rows.append(Words(shortened(ids, limit), some, kept))
+            rows.append(Words(truncated(ids, limit), some, kept))
         return rows, cut
 
     @torch.no_grad()
-    def respond(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
+    def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
         """The likeliest tag of every word."""
         scores = self.model(*self.padded(rows)).float().log_softmax(-1)
         values, classes = scores.max(-1)
@@ -90,11 +92,11 @@ class Tagger(Reader):
 
 
 class Tags(Labels):
-    learns = "tag"
+    objective_name = "tag"
     predictor = Tagger
     reads = "tags"
-    answered = ("tag_accuracy", "span_f1")
-    always = ("tag_accuracy",)
+    answer_metrics = ("tag_accuracy", "span_f1")
+    always_measured = ("tag_accuracy",)
 
     def check_header(self, corpus: Corpus) -> None:
         """A word a line has no header, and whole sentences have as many tags as words."""
@@ -102,7 +104,7 @@ class Tags(Labels):
     def check_labels(self, corpus: Corpus) -> None:
         """Tags are of words, which are many."""
 
-    def labels(self, lines: Lines) -> Iterable[str]:
+    def labels(self, lines: CorpusSplit) -> Iterable[str]:
         return {tag for _, tags in lines for tag in tags.split(" ")}
 
     def objective(self) -> Objective:
@@ -111,6 +113,6 @@ class Tags(Labels):
     def coder(self, model: Model) -> TagCoder:
         return TagCoder(self.source, self.target)
 
-    def sized(self, data: Sequences, budget: int, shuffle: bool = True) -> Batches:
+    def make_batches(self, data: PreparedDataset, budget: int, shuffle: bool = True) -> Batches:
         s = self.settings
         return TagBatches(data, budget, s.seed, self.source.pad, shuffle, s.batch_size * shuffle)  # type: ignore[return-value]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.core import UserError
-from regard.data import IGNORE, BucketedBatches, ResumableBatches, Windows, once
-from regard.data.batches import forced, pad_rows, plan
+from regard.data import IGNORE, BucketedBatches, ResumableBatches, WindowBatches, first_epoch
+from regard.data.batches import pad_rows, plan_batches, teacher_forced
 
 START, END, PAD = 2, 3, 0
 
@@ -40,7 +40,7 @@ def same(one, other):
 def test_budget(lengths, budget):
     """Rows times the longest side fit, unless one example alone does not; and no batch could take in its neighbour."""
     sizes = np.array(lengths)
-    batches = plan(sizes, budget, np.random.default_rng(0))
+    batches = plan_batches(sizes, budget, np.random.default_rng(0))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(len(sizes)))
     used = sorted((int(sizes[batch].max(1).min()), int(sizes[batch].max()), -len(batch)) for batch in batches)
     for _, longest, rows in used:
@@ -53,7 +53,7 @@ def test_like_with_like():
     """Little of a batch is padding."""
     data = some(3000)
     real = waste = 0
-    for batch in once(BucketedBatches(data, 500, 1, START)):
+    for batch in first_epoch(BucketedBatches(data, 500, 1, START)):
         real += batch.count
         waste += batch.targets.numel() - batch.count
     assert waste < 0.2 * real
@@ -61,7 +61,7 @@ def test_like_with_like():
 
 def test_one_batch():
     data = Made([(3, 5), (4, 2)])
-    (batch,) = once(BucketedBatches(data, 100, 1, START, PAD))
+    (batch,) = first_epoch(BucketedBatches(data, 100, 1, START, PAD))
     first, second = (1, 0) if batch.targets[0, 2] == IGNORE else (0, 1)
     assert batch.source[first].tolist() == [0, 0, END, PAD]
     assert batch.source[second].tolist() == [100, 100, 100, END]
@@ -75,7 +75,7 @@ def test_one_batch():
 
 
 def test_masks():
-    for batch in once(BucketedBatches(some(), 40, 1, START)):
+    for batch in first_epoch(BucketedBatches(some(), 40, 1, START)):
         valid = batch.targets != IGNORE
         assert batch.count == int(valid.sum())
         assert torch.equal(valid, torch.ones_like(valid) if batch.valid is None else batch.valid)
@@ -91,10 +91,10 @@ def test_masks():
 
 
 def test_no_mask_when_full():
-    (batch,) = once(BucketedBatches(Made([(4, 3), (4, 3)]), 100, 1, START))
+    (batch,) = first_epoch(BucketedBatches(Made([(4, 3), (4, 3)]), 100, 1, START))
     assert batch.valid is None
     assert batch.source_valid is None
-    (alone,) = once(BucketedBatches(Made([(3,), (3,)]), 100, 1, START))
+    (alone,) = first_epoch(BucketedBatches(Made([(3,), (3,)]), 100, 1, START))
     assert alone.source is None
 
 
@@ -115,7 +115,7 @@ def test_epochs(shuffle):
 
 def feeds():
     stream = np.arange(500, dtype=np.int32)
-    return {"pairs": BucketedBatches(some(), 40, 7, START), "windows": Windows(stream, 7, 4, 7)}
+    return {"pairs": BucketedBatches(some(), 40, 7, START), "windows": WindowBatches(stream, 7, 4, 7)}
 
 
 @pytest.mark.parametrize("kind", ["pairs", "windows"])
@@ -148,9 +148,9 @@ def test_windows(length, context, rows, shuffle):
     stream = np.arange(length, dtype=np.int32)
     if length < context + 1:
         with pytest.raises(UserError, match="too short"):
-            Windows(stream, context, rows, 1)
+            WindowBatches(stream, context, rows, 1)
         return
-    batches = Windows(stream, context, rows, 1, shuffle)
+    batches = WindowBatches(stream, context, rows, 1, shuffle)
     for epoch in (0, 1):
         asked = []
         for starts in batches.epoch(epoch):
@@ -178,17 +178,17 @@ def test_pad_rows():
 
 
 def test_moves():
-    (batch,) = once(BucketedBatches(Made([(3, 5), (4, 2)]), 100, 1, START))
+    (batch,) = first_epoch(BucketedBatches(Made([(3, 5), (4, 2)]), 100, 1, START))
     assert same(batch, batch.to("cpu"))
 
 
 def test_parts_are_the_whole():
     """All rows once, in their order, no part wider than its rows, and as many targets in all."""
     rows = [(np.arange(4, 4 + a), np.arange(5, 5 + b)) for a, b in [(3, 9), (7, 2), (1, 1), (5, 5), (8, 3), (2, 2)]]
-    batch = forced(rows, 1, 0)
+    batch = teacher_forced(rows, 1, 0)
     assert batch.positions == 6 * (batch.tokens.shape[1] + batch.source.shape[1])
     for most in (1, 20, 40, 1000):
-        parts = batch.parts(most)
+        parts = batch.split(most)
         assert len(parts) == min(max(round(batch.positions / most), 1), 6)
         assert sum(part.count for part in parts) == batch.count
         at = 0
@@ -200,14 +200,14 @@ def test_parts_are_the_whole():
                 assert len(parts) == 1 or got.shape[1] == int(real[at : at + len(got)].sum(1).max())
             at += len(part.tokens)
         assert at == 6
-    assert batch._replace(place=3).parts(1)[0].tokens is batch.tokens
+    assert batch._replace(stream_offset=3).split(1)[0].tokens is batch.tokens
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_no_more_rows_than_are_asked_for(rows):
     """Nor more tokens than the budget."""
     lengths = np.random.default_rng(0).integers(1, 30, (200, 1))
-    batches = plan(lengths, 100, np.random.default_rng(1), rows)
+    batches = plan_batches(lengths, 100, np.random.default_rng(1), rows)
     assert sorted(number for batch in batches for number in batch) == list(range(200))
     assert max(len(batch) for batch in batches) <= rows
     assert all(len(batch) * lengths[batch].max() <= 100 for batch in batches)

@@ -10,7 +10,13 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from regard.core import UserError
-from regard.data.images import ImageProcessor, from_preprocessor_config, open_image, to_preprocessor_config, usual
+from regard.data.images import (
+    ImageProcessor,
+    default_processor,
+    from_preprocessor_config,
+    open_image,
+    to_preprocessor_config,
+)
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def test_numbers_are_theirs(name, upright, picture):
     want = processor(Image.open(picture), return_tensors="pt").pixel_values
     told = json.loads(processor.to_json_string())
     lens = from_preprocessor_config(told)
-    ours = lens.look([picture])
+    ours = lens.load([picture])
     assert ours.shape == want.shape
     assert torch.allclose(ours, want.float(), atol=1e-5, rtol=1e-5)
     assert lens.shape is None or lens.shape == tuple(ours.shape[1:])
@@ -66,8 +72,8 @@ def test_old_configs():
     assert (clip.size, clip.crop, clip.resample, clip.mean) == (224, [224, 224], "bicubic", [0.4, 0.5, 0.6])
     vit = from_preprocessor_config({"do_normalize": True, "do_resize": True, "size": 384})
     assert (vit.size, vit.crop, vit.resample, vit.mean) == ([384, 384], None, "bilinear", [0.5, 0.5, 0.5])
-    assert usual([384, 384]) == vit
-    assert usual([224, 224], clip=True).crop == [224, 224]
+    assert default_processor([384, 384]) == vit
+    assert default_processor([224, 224], clip=True).crop == [224, 224]
 
 
 def test_forms(tmp_path, picture):
@@ -77,17 +83,17 @@ def test_forms(tmp_path, picture):
     grey = image.convert("L")
     for mode in ("LA", "RGBA", "P", "CMYK"):
         image.convert(mode).save(tmp_path / f"{mode}.tiff")
-        assert lens.look([tmp_path / f"{mode}.tiff"]).shape == (1, 3, 5, 7)
+        assert lens.load([tmp_path / f"{mode}.tiff"]).shape == (1, 3, 5, 7)
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256)
     deep.save(tmp_path / "deep.png")
     grey.save(tmp_path / "grey.png")
     one = ImageProcessor([5, 7], channels=1)
-    assert torch.equal(one.look([tmp_path / "deep.png"]), one.look([tmp_path / "grey.png"]))
+    assert torch.equal(one.load([tmp_path / "deep.png"]), one.load([tmp_path / "grey.png"]))
     turned = image.rotate(90, expand=True)
     exif = turned.getexif()
     exif[0x0112] = 6  # turn it to the right to see it
     turned.save(tmp_path / "turned.png", exif=exif)
-    assert torch.equal(lens.look([tmp_path / "turned.png"]), lens.look([picture]))
+    assert torch.equal(lens.load([tmp_path / "turned.png"]), lens.load([picture]))
 
 
 def test_no_picture(tmp_path, picture):

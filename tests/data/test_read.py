@@ -389,7 +389,7 @@ class TestBad:
         assert "which data" in refused()
         assert "did you mean 'pairs'" in refused(path, kind="pair")
         assert "did you mean 'skip'" in refused(path, bad_lines="skipp")
-        assert "longest" in refused(path, longest=0)
+        assert "max_chars" in refused(path, max_chars=0)
         assert "leave out" in refused(path, source="en", target="de")
         assert "3 files" in refused("a,b,c")
         assert "both source and target" in refused(tmp_path, source="en")
@@ -426,7 +426,7 @@ def test_overlap(tmp_path):
 
 
 def test_tick(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.data.read.EVERY", 2)
+    monkeypatch.setattr("regard.data.read.TICK_EVERY", 2)
     seen = []
     open_corpus(put(tmp_path / "a.tsv", tsv(PAIRS)), dev=0, test=0, tick=seen.append)
     assert seen == [2, 4]

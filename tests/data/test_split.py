@@ -56,7 +56,7 @@ def test_reproducible(tmp_path):
     again = parts(open_corpus(put(tmp_path, records[::-1]), seed=3))
     assert {name: sorted(part) for name, part in first.items()} == {name: sorted(part) for name, part in again.items()}
     assert parts(open_corpus(put(tmp_path, records), seed=4))["test"] != first["test"]
-    assert split.place("word", 1) == 400116, "never another place in another version"
+    assert split.hash_bin("word", 1) == 400116, "never another place in another version"
 
 
 def test_larger_dev_leaves_test(tmp_path):

@@ -71,7 +71,7 @@ class TestEvery:
             assert Tokenizer.train(kind, TEXTS, 400).hash() == made[kind].hash()
 
     def test_lowercase(self, kind):
-        tokenizer = Tokenizer.train(kind, TEXTS, 400, lowercase=True, normalise="nfkc")
+        tokenizer = Tokenizer.train(kind, TEXTS, 400, lowercase=True, normalize="nfkc")
         upper, lower = tokenizer.encode(["ÜBER ﬁ THE DOG", "über fi the dog"])
         assert upper == lower
         assert len(set(lower)) > 2
@@ -176,7 +176,7 @@ def test_refuses():
         (("bpe", ["a"], 100), "at least 260"),
         (("words", ["a"], 2), "at least 5"),
         (("characters", []), "no text"),
-        (("bpe", ["a"], 300, False, "nfd"), "unknown normalise"),
+        (("bpe", ["a"], 300, False, "nfd"), "unknown normalize"),
     ]:
         with pytest.raises(UserError, match=what):
             Tokenizer.train(*arguments)

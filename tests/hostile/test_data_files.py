@@ -115,7 +115,7 @@ def test_a_picture_too_narrow(home, tmp_path):
 
     Image.new("L", (1, 30_000)).save(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"a picture of 1 x 30,000 pixels is too narrow to be resized"):
-        ImageProcessor(10_000).pixels(open_image(tmp_path / "a.png"))
+        ImageProcessor(10_000).resize_and_crop(open_image(tmp_path / "a.png"))
     with pytest.raises(UserError, match=r"size is height and width in pixels, up to 16,384, not 1000000000"):
         ImageProcessor(10**9)
 
@@ -148,7 +148,7 @@ def test_a_sound_that_announces_four_gigabytes(tmp_path):
 
 def test_a_line_without_an_end(home, monkeypatch):
     """Zeros are zipped a thousand times smaller: nobody reads on until they end."""
-    monkeypatch.setattr(forms, "ENDLESS", 1 << 22)
+    monkeypatch.setattr(forms, "MAX_LINE_BYTES", 1 << 22)
     (home / "zeros.tsv.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     told = outcome(home, "evaluate", "run", "--data", "zeros.tsv.gz", "--metric", "loss", "--columns", "0")
     assert "zeros.tsv.gz holds a line of more than 4,194,304 bytes, which is no text" in told

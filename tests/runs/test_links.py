@@ -371,6 +371,6 @@ def test_the_lock_is_held_where_it_lies(run):
     """Not wherever a link leads to."""
     (run / "lock").unlink()
     (run / "lock").symlink_to(run.parent / "precious")
-    with pytest.raises(UserError, match="is a link that leaves"), checkpoint.alone(run):
+    with pytest.raises(UserError, match="is a link that leaves"), checkpoint.locked(run):
         pass
     assert not (run.parent / "precious").exists()

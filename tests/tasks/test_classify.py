@@ -224,7 +224,7 @@ def test_a_metric_that_means_nothing_is_refused_with_those_that_do(table, tmp_pa
 
 def test_batches_hold_each_text_beside_its_label():
     labels = Tokenizer.from_labels(["new york", "paris", " paris "])
-    assert labels.labels == 2
+    assert labels.num_labels == 2
     assert labels.tokens([FIRST_LABEL, FIRST_LABEL + 1]) == ["new york", "paris"]
     assert labels.encode(["paris ", "rome"]) == [[FIRST_LABEL + 1], [labels.unk]]
 

@@ -64,7 +64,7 @@ def test_the_loss_of_a_text(running, tmp_path, words, capsys):
 
 def test_an_empty_prompt_may_go_on_to_the_last_position(tmp_path, words):
     run = regard.load(gpt2(tmp_path, words)[1])
-    assert run.opening == []
+    assert run.decoder_prefix == []
     for answers in run.predict(["", "once"], DecodeConfig(max_new_tokens=99)):
         assert answers[0].ended or len(answers[0].tokens) >= PLACES - 4
 
@@ -73,7 +73,7 @@ def test_a_decoder_without_a_head_gives_vectors(tmp_path, words, capsys):
     theirs, run = gpt2(tmp_path, words, transformers.GPT2Model)
     loaded = regard.load(run)
     with torch.no_grad():
-        hidden = theirs(torch.tensor(loaded.source.frame(TEXTS[:1]))).last_hidden_state[0]
+        hidden = theirs(torch.tensor(loaded.source.encode_with_special_tokens(TEXTS[:1]))).last_hidden_state[0]
     assert torch.allclose(loaded.embed(TEXTS, pool="mean")[0], hidden.mean(0), atol=1e-5)
     with pytest.raises(
         regard.UserError, match=f"at most {PLACES} can be taken: shorten it, or let it be cut .--truncate"

@@ -40,7 +40,7 @@ def minilm(words):
 
 def plain(run, text, how):
     """One text by itself."""
-    row = torch.tensor([run.source.frame([text])[0]])
+    row = torch.tensor([run.source.encode_with_special_tokens([text])[0]])
     context = Context.begin(*row.shape)
     with torch.no_grad():
         x = run.model.hidden(row, context) if run.model.kind == "encoder" else run.model.encode(row).x
@@ -58,7 +58,7 @@ def test_a_vector_for_each_text_in_order(minilm, how, normalize, monkeypatch):
 
 
 def test_as_the_head_says(minilm, words):
-    row = torch.tensor([words.frame([TEXTS[0]])[0]])
+    row = torch.tensor([words.encode_with_special_tokens([TEXTS[0]])[0]])
     with torch.no_grad():
         torch.testing.assert_close(minilm.embed(TEXTS[:1]), minilm.model(row))
     assert minilm.embed(TEXTS).norm(dim=-1).tolist() == pytest.approx([1.0] * 6)

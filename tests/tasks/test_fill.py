@@ -100,7 +100,7 @@ def test_nothing_to_fill_in(run):
     with pytest.raises(UserError, match=r"^line 2 hides nothing: say \[MASK\] where"):
         run.predict(["the [MASK]", "the cat"])
     with pytest.raises(UserError, match=r"^line 3 hides nothing"):
-        list(run.answers(["[MASK]", "[MASK]", "cat"], ahead=2))
+        list(run.answers(["[MASK]", "[MASK]", "cat"], read_ahead=2))
     assert run.predict([]) == []
 
 
@@ -175,7 +175,7 @@ WRITTEN = [
 @pytest.mark.parametrize(("make", "text", "tokens", "wanted"), WRITTEN)
 def test_pieces_are_written_as_words(make, text, tokens, wanted):
     run = filler(make())
-    assert run._put(run._own(text), tokens) == wanted
+    assert run._fill_masks(run._with_own_mask(text), tokens) == wanted
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "characters", "bytes", "words"])
@@ -190,8 +190,8 @@ def test_the_right_tokens_give_the_text_back(kind):
         if run.pieces.spaced and text[:begin].endswith(" "):
             continue
         hidden = text[:begin] + "[MASK]" + text[end:]
-        assert run._put(hidden, [name]) == text
-        row = run.code([hidden], DecodeConfig())[0][0]
-        assert [number if i == mask else i for i in row] == tokenizer.frame([text])[0]
+        assert run._fill_masks(hidden, [name]) == text
+        row = run.encode_inputs([hidden], DecodeConfig())[0][0]
+        assert [number if i == mask else i for i in row] == tokenizer.encode_with_special_tokens([text])[0]
         tried += 1
     assert tried >= 4

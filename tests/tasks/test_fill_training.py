@@ -13,9 +13,9 @@ from tokenizers import models, normalizers, pre_tokenizers
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.data import IGNORE, Tokenizer, once
+from regard.data import IGNORE, Tokenizer, first_epoch
 from regard.data.masking import ELSEWHERE, NEXT, MaskedBatches, TokenMasker
-from regard.data.masks import Pieces, Template, mask_of, with_special_tokens
+from regard.data.masks import Pieces, Template, mask_token, with_special_tokens
 from regard.parts.objectives.masked import Masked, Noise, measured
 from regard.runs.job import Job
 from regard.train.job import resume, start
@@ -67,7 +67,7 @@ def test_eighty_ten_ten(words):
         assert batch.count == int(at.sum())
     assert asked / total == pytest.approx(0.15, abs=0.01)
     assert hidden / asked == pytest.approx(0.8, abs=0.03)
-    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.hide.known)), abs=0.03)
+    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.masker.known)), abs=0.03)
 
 
 def test_what_is_not_asked_for_is_read_as_it_is(words):
@@ -216,25 +216,25 @@ def test_whole_words_are_asked_for_together():
     def broken(batches):
         """Words of which some but not all letters are asked for."""
         count = 0
-        for batch in once(batches):
+        for batch in first_epoch(batches):
             for row, targets in zip(_plain(batch), batch.targets, strict=True):
                 at = (targets[1 : len(row) + 1] != IGNORE).numpy()
-                words = batches.hide.pieces.words(row)
+                words = batches.masker.pieces.words(row)
                 count += sum(0 < at[words == word].mean() < 1 for word in range(words[-1] + 1))
         return count
 
     assert broken(whole) == 0
     assert broken(single) > 20
-    for batch in once(whole):
+    for batch in first_epoch(whole):
         for targets in batch.targets:
             asked = int((targets != IGNORE).sum())
             assert 1 <= asked <= max(round(0.2 * 51), 9)
 
 
 def test_marks_are_added_where_there_are_none(words):
-    assert mask_of(words) == "[MASK]"
-    assert words.tokens(words.frame(["anna likes"])[0]) == ["<s>", "anna", "likes", "</s>"]
-    ids, segments = words.frame_pairs([("anna", "bert likes")])[0]
+    assert mask_token(words) == "[MASK]"
+    assert words.tokens(words.encode_with_special_tokens(["anna likes"])[0]) == ["<s>", "anna", "likes", "</s>"]
+    ids, segments = words.encode_pairs([("anna", "bert likes")])[0]
     assert words.tokens(ids) == ["<s>", "anna", "</s>", "bert", "likes", "</s>"]
     assert segments == [0, 0, 0, 1, 1, 1]
     assert with_special_tokens(words).hash() == words.hash()
@@ -244,12 +244,12 @@ def test_marks_are_added_where_there_are_none(words):
 @pytest.mark.parametrize("texts", [1, 2])
 def test_a_template_frames_as_the_tokenizer_does(words, texts):
     said = ["anna likes", "bert"][:texts]
-    ids, segments = Template.read(words, texts).frame([np.array(ids) for ids in words.encode(said)])
+    ids, segments = Template.read(words, texts).apply([np.array(ids) for ids in words.encode(said)])
     if texts == 1:
-        assert ids.tolist() == words.frame(said)[0]
+        assert ids.tolist() == words.encode_with_special_tokens(said)[0]
         assert not segments.any()
     else:
-        assert (ids.tolist(), segments.tolist()) == words.frame_pairs([tuple(said)])[0]
+        assert (ids.tolist(), segments.tolist()) == words.encode_pairs([tuple(said)])[0]
 
 
 # Pairs
@@ -263,7 +263,7 @@ def test_half_of_the_second_texts_come_next(words):
         batch = batches.make(numbers)
         tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
         for row, segments, label, (begin, end) in zip(
-            tokens, batch.segments, batch.second, numbers[:, 1:], strict=True
+            tokens, batch.segments, batch.next_sentence_labels, numbers[:, 1:], strict=True
         ):
             length = end - begin + 3
             first = row[:length][segments[:length] == 0][1:-1].tolist()
@@ -282,15 +282,15 @@ def test_what_comes_next_is_never_called_something_else(words):
     """A text that has no room for a stretch from elsewhere, nor another document to take it from."""
     batches = masking(words, [" ".join(NAMES)], context=30, next_sentence=True)
     for epoch in range(20):
-        assert batches.make(batches.epoch(epoch)[0]).second.tolist() == [NEXT]
+        assert batches.make(batches.epoch(epoch)[0]).next_sentence_labels.tolist() == [NEXT]
 
 
 def test_pairs_keep_to_their_document(words):
     texts = [" ".join([NAMES[i % 8]] * (3 + i % 9)) for i in range(160)]
     batches = masking(words, texts, context=13, budget=130, next_sentence=True, documents=True)
-    for batch in once(batches):
+    for batch in first_epoch(batches):
         tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
-        for row, segments, label in zip(tokens, batch.segments, batch.second, strict=True):
+        for row, segments, label in zip(tokens, batch.segments, batch.next_sentence_labels, strict=True):
             inside = ~torch.isin(row, torch.tensor([words.start, words.end, words.pad]))
             first, second = (set(row[inside & (segments == side)].tolist()) for side in (0, 1))
             assert len(first) == len(second) == 1
@@ -332,7 +332,7 @@ def test_the_loss_is_that_of_what_is_asked_for(words):
     handle = model.head.pair.register_forward_hook(lambda module, given, out: seen.update(out=out))
     Masked()(model, batch)
     handle.remove()
-    pairs = F.cross_entropy(seen["out"], batch.second)
+    pairs = F.cross_entropy(seen["out"], batch.next_sentence_labels)
     assert found.loss.item() == pytest.approx((tokens + batch.count * pairs).item(), rel=1e-9)
     smooth = Masked(0.1)(model, batch)
     assert smooth.nll.item() == pytest.approx(tokens.item(), rel=1e-9)
@@ -341,7 +341,9 @@ def test_the_loss_is_that_of_what_is_asked_for(words):
     assert told["loss"] == pytest.approx(tokens.item() / batch.count, rel=1e-5)
     at = batch.targets != IGNORE
     assert told["accuracy"] == pytest.approx(100 * float((scores[at].argmax(-1) == batch.targets[at]).double().mean()))
-    assert told["next_sentence"] == pytest.approx(100 * float((seen["out"].argmax(-1) == batch.second).double().mean()))
+    assert told["next_sentence"] == pytest.approx(
+        100 * float((seen["out"].argmax(-1) == batch.next_sentence_labels).double().mean())
+    )
 
 
 # Runs

@@ -10,7 +10,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.data.pictures import Seen, open_images, prepare_images
+from regard.data.pictures import ImageBatches, open_images, prepare_images
 from regard.runs.job import Job
 from regard.train.job import resume, start
 
@@ -126,18 +126,18 @@ def test_arrays(job, tmp_path):
     small = [*SMALL, "model.embed.channels=1"]
     prepared = start(job(data=tmp_path / "b.npz", steps=2, small=small), say=quiet)
     prepared.train()
-    batch = Seen(*prepared_rows(found, prepared, tmp_path), 4, 1, shuffle=False).make(np.arange(4))
+    batch = ImageBatches(*prepared_rows(found, prepared, tmp_path), 4, 1, shuffle=False).make(np.arange(4))
     assert torch.allclose(batch.tokens[:, 0], torch.from_numpy(found.train.files[:4] / 127.5 - 1).float(), atol=1e-6)
 
 
 def prepared_rows(found, prepared, tmp_path):
-    lens = prepared.task.lens
+    lens = prepared.task.processor
     return prepare_images(found.train, [0] * len(found.train), lens, tmp_path / "rows")[0], lens
 
 
 def test_epochs_see_everything_once():
     rows = np.zeros(11, dtype=[("answer", "<i8"), ("pixels", "u1", (1, 2, 2))])
-    seen = Seen(rows, None, 4, 7)
+    seen = ImageBatches(rows, None, 4, 7)
     for number in (0, 1):
         assert sorted(np.concatenate(seen.epoch(number)).tolist()) == list(range(11))
         assert [len(some) for some in seen.epoch(number)] == [4, 4, 3]

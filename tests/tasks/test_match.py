@@ -198,10 +198,10 @@ def test_two_texts_become_one():
     """With the marks that the tokenizer sets; else each ends in the end mark."""
     plain = words()
     a, b, c = (plain.encode([letter])[0][0] for letter in "abc")
-    ((ids, segments),) = MatchCoder(plain, None, None).frame([("a b", "c")])
+    ((ids, segments),) = MatchCoder(plain, None, None).encode_pairs([("a b", "c")])
     assert ids == [a, b, plain.end, c, plain.end]
     assert segments == [0, 0, 0, 1, 1]
-    ((_, clipped),) = MatchCoder(plain, None, 1).frame([("a b", "c")])
+    ((_, clipped),) = MatchCoder(plain, None, 1).encode_pairs([("a b", "c")])
     assert clipped == [0] * 5
     ids, answers, segments = MatchCoder(plain, None, 2)([("a", "b c", "1.25"), ("c", "c", "-3")])
     assert [len(row) for row in ids] == [len(row) for row in segments] == [5, 4]
@@ -231,10 +231,10 @@ def marked():
 def test_the_longer_text_is_cut_first(tokenizer, limit):
     made = tokenizer()
     coder = MatchCoder(made, None, 2)
-    marks = len(coder.frame([("", "")])[0][0])
+    marks = len(coder.encode_pairs([("", "")])[0][0])
     for one, two in (("a b c d e f g", "h a"), ("h a", "a b c d e f g"), ("a b c d e f", "c d e f g h")):
-        ((ids, segments),) = coder.frame([(one, two)], limit)
-        whole, _ = coder.frame([(one, two)])[0]
+        ((ids, segments),) = coder.encode_pairs([(one, two)], limit)
+        whole, _ = coder.encode_pairs([(one, two)])[0]
         assert len(ids) == len(segments) == min(limit, len(whole))
         assert ids[-1] == made.end
         counts = [segments.count(0) - (marks - 1), segments.count(1) - 1]

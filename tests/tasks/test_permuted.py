@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 import regard
 from regard.core import UserError
 from regard.data import ResumableBatches
-from regard.data.orders import PermutedBatches, places
+from regard.data.orders import PermutedBatches, target_positions
 from regard.data.streams import StreamBatches
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
@@ -50,10 +50,10 @@ def job(tmp_path):
 def test_orders():
     orders = PermutedBatches(StreamBatches(TEXT, 13, 4, 1), every=6, seed=1)
     batch = orders.make(orders.epoch(0)[1])
-    assert (batch.tokens.shape, batch.targets.shape, batch.place) == ((4, 13), (4, 2), 13)
+    assert (batch.tokens.shape, batch.targets.shape, batch.stream_offset) == ((4, 13), (4, 2), 13)
     ranks = batch.pattern.ranks
     assert all(sorted(row.tolist()) == [0] * 11 + [1, 2] for row in ranks)
-    at = places(ranks)
+    at = target_positions(ranks)
     assert torch.equal(ranks.gather(1, at), torch.tensor([[1, 2]] * 4))
     assert torch.equal(batch.targets, batch.tokens.gather(1, at))
     assert not torch.equal(ranks[0], ranks[1]), "each row has its own"

@@ -79,7 +79,7 @@ def test_a_batch_is_its_texts_one_by_one_and_in_order(which, how, request):
 
 def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
     config = DecodeConfig(beam=2, max_batch_tokens=200)
-    coded = translator.code(TEXTS * 5, config)
+    coded = translator.encode_inputs(TEXTS * 5, config)
     batches = translator._batches(coded, config, 1)
     assert sorted(row for rows in batches for row in rows) == list(range(35))
     assert len(batches) > 3
@@ -96,15 +96,15 @@ def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
 
 def test_without_a_budget_states_decide(translator, monkeypatch):
     config = DecodeConfig(beam=2, max_new_tokens=9)
-    coded = translator.code(TEXTS * 5, config)
+    coded = translator.encode_inputs(TEXTS * 5, config)
     assert [len(rows) for rows in translator._batches(coded, config, 1)] == [35]
     assert [len(rows) for rows in translator._batches(coded, config, 2)] == [18, 17]
     longest = translator.model.cost(1, max(len(one.ids) for one in coded) + 9 - 1).state
-    monkeypatch.setattr("regard.tasks.run.STATE", 2 * 4 * longest)
+    monkeypatch.setattr("regard.tasks.run.MAX_STATE_BYTES", 2 * 4 * longest)
     sizes = [len(rows) for rows in translator._batches(coded, config, 1)]
     assert sizes[0] == 4
     assert sizes[-2] > 4
-    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.MAX_ROWS", 6)
     assert max(len(rows) for rows in translator._batches(coded, config, 1)) == 3
 
 
@@ -122,8 +122,8 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
             file.write(f"{os.getpid()} {threading.get_ident()}\n")
         return answer(*given)
 
-    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
-    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.ROWS_PER_WORKER", 2)
+    monkeypatch.setattr("regard.tasks.run.MAX_ROWS", 6)
     monkeypatch.setattr(Run, "_answer", answers)
     if by == "threads":
         monkeypatch.setattr("regard.tasks.run.forks", lambda device: False)
@@ -131,7 +131,7 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
     torch.set_num_threads(3)
     try:
         done = []
-        together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
+        together = list(run.answers(TEXTS * 3, HOW[how], read_ahead=100, tick=done.append))
         assert torch.get_num_threads() == 3
         used = set(log.read_text().splitlines())
         with pytest.raises(UserError, match="not numbers"):
@@ -164,7 +164,7 @@ def test_answers_come_while_texts_are_still_read(translator):
             yield text
 
     done = []
-    answers = translator.answers(texts(), DecodeConfig(max_new_tokens=4), ahead=3, tick=done.append)
+    answers = translator.answers(texts(), DecodeConfig(max_new_tokens=4), read_ahead=3, tick=done.append)
     next(answers)
     assert len(read) == 3
     assert sum(done) == 3
@@ -215,7 +215,7 @@ def test_a_text_beyond_the_positions_is_refused_by_its_line(which, request):
     with pytest.raises(UserError, match=r"^line 3 has 13 tokens, and at most 7 can be taken: shorten it"):
         run.predict(["cat", "dog", LONG, LONG])
     with pytest.raises(UserError, match=r"^line 3 has 13 tokens"):
-        list(run.answers(["cat", "dog", LONG], ahead=2))
+        list(run.answers(["cat", "dog", LONG], read_ahead=2))
 
 
 def test_a_text_beyond_the_positions_is_cut_when_asked(short, short_writer):
@@ -257,7 +257,7 @@ def test_alignments_are_where_the_model_looked_while_it_decoded(name, words):
         assert weights.sum(1).tolist() == pytest.approx([1.0] * len(weights))
         assert answer.alignment.source == [*text.split(), "</s>"]
         assert answer.alignment.target == answer.tokens + ["</s>"] * answer.ended
-        request = run.request(run.code([text], DecodeConfig()), DecodeConfig(max_new_tokens=7))
+        request = run.request(run.encode_inputs([text], DecodeConfig()), DecodeConfig(max_new_tokens=7))
         with watch(run.model, "stack*weights") as seen:
             greedy(run.model, request)
         owner = {tap: run.model.get_submodule(tap.removesuffix(".attend.weights")) for tap in seen}
@@ -342,14 +342,14 @@ def test_what_follows_a_prompt_fits_behind_it(writer, monkeypatch):
 def test_a_prompt_begins_as_texts_did_in_training(documents, wanted):
     tokenizer = Tokenizer.train("characters", ["ab\n"])
     run = Run(make("transformer-decoder", tokenizer), tokenizer, tokenizer, documents=documents)
-    assert tokenizer.tokens(run.opening) == [wanted]
-    request = run.request(run.code(["ab"], DecodeConfig()), DecodeConfig())
+    assert tokenizer.tokens(run.decoder_prefix) == [wanted]
+    request = run.request(run.encode_inputs(["ab"], DecodeConfig()), DecodeConfig())
     assert tokenizer.tokens(request.prefix[0]) == [wanted, "a", "b"]
     assert request.most.tolist() == [200]
 
 
 def test_a_running_text_without_line_ends_is_marked(words):
-    assert Run(make("transformer-decoder", words), words, words, documents=False).opening == [words.end]
+    assert Run(make("transformer-decoder", words), words, words, documents=False).decoder_prefix == [words.end]
 
 
 def test_a_seed_and_a_text_decide_the_answer(writer):
@@ -400,7 +400,7 @@ def test_a_language_model_draws_unless_told_otherwise(words):
     model.recipe["decode"] = {"temperature": 0.0}
     assert Run(model, words, words).config == DecodeConfig()
     del model.recipe["decode"]
-    assert Run(model, words, words, foreign=True).config == DecodeConfig()
+    assert Run(model, words, words, converted=True).config == DecodeConfig()
 
 
 def test_a_model_that_does_not_write_is_refused(words):

@@ -11,7 +11,7 @@ import regard
 from regard.core import Pattern, UserError
 from regard.core.mixer import each
 from regard.data import ResumableBatches
-from regard.data.streams import StreamBatches, in_order
+from regard.data.streams import StreamBatches, eval_streams
 from regard.evaluate import evaluate
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.segments import Segments, enough, remembering
@@ -76,10 +76,10 @@ def test_streams_go_on():
     for _ in range(3 * len(batches.epoch(0))):
         numbers = batches.epoch(feed.epoch)[feed.index] if feed.index < feed.size else batches.epoch(feed.epoch + 1)[0]
         batch = next(feed)
-        assert batch.place == numbers[0]
+        assert batch.stream_offset == numbers[0]
         assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
         assert batch.count == batch.targets.numel()
-        if batch.place:
+        if batch.stream_offset:
             assert torch.equal(batch.tokens[:, 0], ends)
         else:
             epochs.add(tuple(numbers[2:]))
@@ -92,13 +92,13 @@ def test_streams_go_on():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_token_is_asked_for_once(rows):
-    batches = list(in_order(TEXT, 2, 7, rows, 0))
+    batches = list(eval_streams(TEXT, 2, 7, rows, 0))
     assert sum(batch.count for batch in batches) == len(TEXT)
     read = [torch.cat([b.tokens[row][b.targets[row] >= 0] for b in batches]) for row in range(rows)]
     said = [torch.cat([b.targets[row][b.targets[row] >= 0] for b in batches]) for row in range(rows)]
     assert np.array_equal(torch.cat(said).numpy(), TEXT)
     assert np.array_equal(torch.cat(read).numpy(), [2, *TEXT[:-1]])
-    assert [batch.place for batch in batches] == list(range(0, 7 * len(batches), 7))
+    assert [batch.stream_offset for batch in batches] == list(range(0, 7 * len(batches), 7))
 
 
 @pytest.mark.parametrize(("name", "more"), [
@@ -112,18 +112,18 @@ def test_segments_are_the_whole(name, more):
     """Cut into segments, the text has the loss that it has in one piece."""
     torch.manual_seed(0)
     model = regard.build(name, "tiny", 13, ["model.width=24", "model.heads=3", "model.depth=2", *more]).double().eval()
-    (whole,) = in_order(TEXT[:150], 2, 150, 1, 0)
+    (whole,) = eval_streams(TEXT[:150], 2, 150, 1, 0)
     objective = Segments()
-    parts = [objective(model, batch) for batch in in_order(TEXT[:150], 2, 11, 1, 0)]
+    parts = [objective(model, batch) for batch in eval_streams(TEXT[:150], 2, 11, 1, 0)]
     want = NextToken()(model, whole)
     assert sum(float(part.nll) for part in parts) == pytest.approx(float(want.nll), abs=1e-7)
-    without = sum(float(Segments()(model, batch).nll) for batch in in_order(TEXT[:150], 2, 11, 1, 0))
+    without = sum(float(Segments()(model, batch).nll) for batch in eval_streams(TEXT[:150], 2, 11, 1, 0))
     assert abs(without - float(want.nll)) > 1e-3
 
 
 def test_nothing_is_learned_through_the_memory():
     model, objective = xl(), Segments()
-    one, two = list(in_order(TEXT, 2, 7, 3, 0))[:2]
+    one, two = list(eval_streams(TEXT, 2, 7, 3, 0))[:2]
     first = objective(model, one)
     each(objective.memory.kept, lambda t: pytest.fail("has a gradient") if t.requires_grad else None)
     objective(model, two).loss.backward()
@@ -135,7 +135,7 @@ def test_nothing_is_learned_through_the_memory():
 def test_memory_of_another_place_is_left():
     """After a setback, the data goes on further on."""
     model, objective = xl().eval(), Segments()
-    one, two, three = list(in_order(TEXT, 2, 7, 3, 0))[:3]
+    one, two, three = list(eval_streams(TEXT, 2, 7, 3, 0))[:3]
     objective(model, one)
     assert torch.equal(objective(model, three).nll, Segments()(model, three).nll)
     objective(model, one)

@@ -208,7 +208,7 @@ def test_pairs_instead(job, tmp_path):
 def test_what_was_said_is_filled_in(tokenizer):
     recipe = recipes.load("t5", "tiny", [*SMALL, "model.heads=1"])
     run = SpanFiller(regard.build(recipe, vocab=tokenizer.size), tokenizer, tokenizer)
-    (one,) = run.code(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
+    (one,) = run.encode_inputs(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
     zero, first, *_ = sentinels_of(tokenizer).tolist()
     assert {zero, first} < set(one.ids)
     assert one.ids[-1] == tokenizer.end
@@ -220,7 +220,7 @@ def test_what_was_said_is_filled_in(tokenizer):
     assert run._text(one, said) == "the cat sat on the mat, and the rat"
     assert run._text(one, [first, *ids(" or")]) == "the cat the mat, or the rat"
     assert run._text(EncodedInput(ids("the cat")), ids("the mat")) == "the mat"
-    assert tokenizer.end not in run.code(["the </s> cat"], run.config)[0].ids[:-1], (
+    assert tokenizer.end not in run.encode_inputs(["the </s> cat"], run.config)[0].ids[:-1], (
         "only where something is to be filled"
     )
 

@@ -13,13 +13,13 @@ from regard.convert import convert
 from regard.convert.family import family_of
 from regard.core import UserError, build
 from regard.data import Tokenizer
-from regard.data.mel import HOP, RATE
+from regard.data.mel import HOP, SAMPLE_RATE
 from regard.decode import DecodeConfig, Hypothesis
 from regard.runs.job import Job
 from regard.tasks import transcribe
 from regard.tasks.load import load
-from regard.tasks.speech import Speech
-from regard.tasks.transcribe import Answer, Transcriber, clock, cut
+from regard.tasks.speech import SpeechTokens
+from regard.tasks.transcribe import Answer, Transcriber, format_time, split_answer
 from regard.train.job import start
 
 WORDS, END, START, EN, DE, TRANSLATE, TRANSCRIBE, SILENCE, PLAIN, ZERO = 30, 30, 31, 32, 33, 34, 35, 36, 37, 38
@@ -82,7 +82,7 @@ def sound(frames: int, seed: int = 0) -> torch.Tensor:
 def once(monkeypatch):
     """No second tries, and no window counts as silent."""
     monkeypatch.setattr(transcribe, "TEMPERATURES", (0.0,))
-    monkeypatch.setattr(transcribe, "SILENT", 2.0)
+    monkeypatch.setattr(transcribe, "MAX_NO_SPEECH", 2.0)
 
 
 def told(theirs, frames, **more):
@@ -94,17 +94,17 @@ def told(theirs, frames, **more):
 def pieces(run, samples, config):
     """All of them, the empty ones as well, with their tokens, as theirs has them; and how many after each window."""
     found, windows = [], []
-    plain = Transcriber._take
+    plain = Transcriber._append_answer
 
     def take(one, answer, silence):
         size = min(run.window, one.length - one.at)
-        some, _ = cut(answer.tokens, run.speech.zero if one.timed else None, size)
+        some, _ = split_answer(answer.tokens, run.speech.zero if one.timed else None, size)
         found.extend(((one.at + b) * 0.01, (one.at + e) * 0.01, tokens) for b, e, tokens in some)
         found[-1][2].extend(answer.tokens[sum(len(tokens) for _, _, tokens in some) :][:1])  # theirs keep both times
         windows.append(len(found))
         plain(run, one, answer, silence)
 
-    run._take = take
+    run._append_answer = take
     run.predict([samples], config)
     return found, windows
 
@@ -123,7 +123,7 @@ def test_the_same_words_and_times_as_transformers(tmp_path, once, timestamps, la
         run, theirs = pair(tmp_path, seed, **words_alone)
         samples = sound(2 * PLACES, seed)
         run.language, run.timestamps = language, timestamps
-        frames = run.hear(samples).frames[: run.window]
+        frames = run.read_recording(samples).frames[: run.window]
         want = told(theirs, frames, language=language, **more)
         ours, windows = pieces(run, samples, DecodeConfig(beam=beam, max_new_tokens=17))
         ours, want = ours[: windows[0]], want[: windows[0]]
@@ -138,7 +138,7 @@ def test_the_same_language_as_transformers(tmp_path, once):
     found = set()
     for seed in range(4):
         run, theirs = pair(tmp_path, seed)
-        frames = run.hear(sound(2 * PLACES, seed)).frames[: run.window]
+        frames = run.read_recording(sound(2 * PLACES, seed)).frames[: run.window]
         want = theirs.detect_language(frames.mT[None].double())
         answer = run.predict([sound(2 * PLACES, seed)], DecodeConfig(max_new_tokens=2))[0][0]
         assert answer.language == {EN: "en", DE: "de"}[int(want)]
@@ -152,7 +152,7 @@ def test_long_recordings_as_transformers(tmp_path, once):
     for seed in range(3):
         run, theirs = pair(tmp_path, seed)
         samples, run.language = sound(5 * PLACES + 7, seed), "en"
-        heard = run.hear(samples)
+        heard = run.read_recording(samples)
         assert heard.timed
         frames = heard.frames[: heard.length]
         want = told(theirs, frames, language="en", task="transcribe", return_timestamps=True)
@@ -245,7 +245,7 @@ def test_what_is_told(tmp_path, monkeypatch):
 
 def spoken(path, frames):
     with wave.open(str(path), "wb") as out:
-        out.setparams((1, 2, RATE, 0, "NONE", ""))
+        out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         out.writeframes((sound(frames).clamp(-1, 1) * (2**15 - 1)).short().numpy().astype("<i2").tobytes())
     return str(path)
 
@@ -298,12 +298,15 @@ def test_a_folder_that_learns_on_and_goes_out(tmp_path):
 
 def test_pieces_of_an_answer():
     one, two, three = ZERO + 5, ZERO + 9, ZERO + 14
-    assert cut([ZERO, 1, one, two, 2, three], ZERO, 60) == ([(0, 10, [ZERO, 1, one]), (18, 28, [two, 2, three])], 60)
-    assert cut([ZERO, 1, one, two, 2], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
-    assert cut([ZERO, 1, one, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
-    assert cut([ZERO, 1, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 60)
-    assert cut([ZERO, 1, 2], ZERO, 50) == ([(0, 50, [ZERO, 1, 2])], 50)
-    assert cut([], None, 50) == ([(0, 50, [])], 50)
+    assert split_answer([ZERO, 1, one, two, 2, three], ZERO, 60) == (
+        [(0, 10, [ZERO, 1, one]), (18, 28, [two, 2, three])],
+        60,
+    )
+    assert split_answer([ZERO, 1, one, two, 2], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
+    assert split_answer([ZERO, 1, one, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
+    assert split_answer([ZERO, 1, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 60)
+    assert split_answer([ZERO, 1, 2], ZERO, 50) == ([(0, 50, [ZERO, 1, 2])], 50)
+    assert split_answer([], None, 50) == ([(0, 50, [])], 50)
 
 
 def test_prompts(tmp_path):
@@ -311,13 +314,16 @@ def test_prompts(tmp_path):
     speech = run.speech
     assert speech.prompt(DE, "transcribe", False) == [START, DE, TRANSCRIBE, PLAIN]
     assert speech.prompt(EN, "translate", True) == [START, EN, TRANSLATE]
-    alone = Speech.of(tokenizer())  # nothing but the names of the tokens
-    assert alone._replace(never=speech.never, not_first=speech.not_first, latest=4) == speech
+    alone = SpeechTokens.of(tokenizer())  # nothing but the names of the tokens
+    assert (
+        alone._replace(suppressed=speech.suppressed, suppressed_first=speech.suppressed_first, max_initial_timestamp=4)
+        == speech
+    )
     (tmp_path / "origin" / "generation_config.json").write_text(json.dumps(TOLD | {"is_multilingual": False}))
-    english = Speech.of(tokenizer(), tmp_path)
+    english = SpeechTokens.of(tokenizer(), tmp_path)
     assert english.prompt(None, "transcribe", False) == [START, PLAIN]
     plain = Tokenizer.train("characters", ["abc"])
-    assert Speech.of(plain).prompt(None, "transcribe", True) == [plain.start]
+    assert SpeechTokens.of(plain).prompt(None, "transcribe", True) == [plain.start]
 
 
 @pytest.mark.parametrize(
@@ -347,21 +353,21 @@ def test_bad_input(tmp_path):
 
 def test_poor_and_silent():
     sure = Answer([1, 2, 4], -0.4, True, 0.0, "a few plain words")
-    assert not sure.poor(0.0)
-    assert sure._replace(logprob=-4.1).poor(0.0)
-    assert not sure._replace(logprob=-3.9).poor(0.0)
-    assert sure._replace(text="and so on " * 9).poor(0.0)
-    assert not sure._replace(logprob=-4.1).poor(0.61)
-    assert sure._replace(logprob=-4.1).silent(0.61)
-    assert not sure.silent(0.61)
+    assert not sure.should_retry(0.0)
+    assert sure._replace(logprob=-4.1).should_retry(0.0)
+    assert not sure._replace(logprob=-3.9).should_retry(0.0)
+    assert sure._replace(text="and so on " * 9).should_retry(0.0)
+    assert not sure._replace(logprob=-4.1).should_retry(0.61)
+    assert sure._replace(logprob=-4.1).is_silent(0.61)
+    assert not sure.is_silent(0.61)
 
 
-def test_clock():
-    assert [clock(s) for s in (0, 75.5, 59.999, 3600)] == ["00:00.00", "01:15.50", "01:00.00", "1:00:00.00"]
+def test_format_time():
+    assert [format_time(s) for s in (0, 75.5, 59.999, 3600)] == ["00:00.00", "01:15.50", "01:00.00", "1:00:00.00"]
 
 
 def test_times_of_a_model_that_tells_none(tmp_path):
     ours, _ = pair(tmp_path)
-    ours.speech, ours.timestamps = Speech(START, END), True
+    ours.speech, ours.timestamps = SpeechTokens(START, END), True
     with pytest.raises(UserError, match="this model tells no times: leave out --timestamps"):
         ours.predict([sound(9)])

@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.data import open_corpus
 from regard.data.batches import IGNORE
 from regard.data.mel import HOP, log_mel
-from regard.data.recordings import RecordingBatches, asked, prepare_sounds
+from regard.data.recordings import RecordingBatches, prepare_sounds, teacher_forced_after
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate import evaluate
 from regard.runs.job import Job
@@ -111,7 +111,7 @@ def test_batches(table, tmp_path):
 
 
 def test_texts_of_different_lengths():
-    batch = asked([[7, 8, 1], [9, 1]], [2], 0)
+    batch = teacher_forced_after([[7, 8, 1], [9, 1]], [2], 0)
     assert batch.tokens.tolist() == [[2, 7, 8], [2, 9, 1]]
     assert batch.targets.tolist() == [[7, 8, 1], [9, 1, IGNORE]]
     assert batch.valid.tolist() == [[True, True, True], [True, True, False]]

@@ -259,7 +259,7 @@ def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, give
     assert all(p.grad is None for p in prepared.model.parameters() if not p.requires_grad)
     loaded = regard.load(tmp_path / "run")
     texts = ["abc", "abcde", "uoi"]
-    made = prepared.task.run(prepared.model, None, prepared.corpus.train.documents)
+    made = prepared.task.make_predictor(prepared.model, None, prepared.corpus.train.documents)
     assert [best[0].score for best in loaded.predict(texts)] == [best[0].score for best in made.predict(texts)]
 
 

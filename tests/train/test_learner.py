@@ -55,13 +55,13 @@ def test_speed_counts_the_tokens_that_are_read(model):
     pair = batch([3, 4, 5], [6, 7])
     source_valid = torch.tensor([[True, True, True, True], [True, False, False, False]])
     source = torch.full((2, 4), 5)
-    assert pair.inputs == 5
-    assert pair._replace(source=source, source_valid=source_valid).inputs == 5 + 5
-    assert pair._replace(valid=None, source=source).inputs == 6 + 8
+    assert pair.input_tokens == 5
+    assert pair._replace(source=source, source_valid=source_valid).input_tokens == 5 + 5
+    assert pair._replace(valid=None, source=source).input_tokens == 6 + 8
     labelled = Batch(pair.tokens, torch.tensor([0, 1]), pair.valid, count=2)
-    assert labelled.inputs == 5
+    assert labelled.input_tokens == 5
     pictures = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), count=2)
-    assert pictures.inputs == 2
+    assert pictures.input_tokens == 2
     asked_once = pair._replace(targets=torch.full_like(pair.targets, IGNORE).index_fill(1, torch.tensor(0), 4), count=2)
     learner = Learner(model(), NextToken(), ResumableBatches(Given(asked_once)), Settings(gradient_accumulation=2))
     assert learner.advance(lambda: 0.01)

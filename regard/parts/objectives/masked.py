@@ -50,9 +50,9 @@ class Masked:
     def __call__(self, model: Model, batch: Batch) -> Loss:
         x, context = vectors(model, batch)
         loss, nll = of_tokens(model, x, context, batch.targets, self.smoothing)
-        if batch.second is not None:
+        if batch.next_sentence_labels is not None:
             pairs = pair_scores(model, x, context)
-            loss = loss + batch.count * F.cross_entropy(pairs, batch.second)
+            loss = loss + batch.count * F.cross_entropy(pairs, batch.next_sentence_labels)
         return Loss(loss, nll.detach(), batch.count)
 
 
@@ -90,8 +90,8 @@ def measured(model: Model, batches: Iterable[Batch]) -> dict[str, float]:
         nll += float(F.cross_entropy(scores, targets, reduction="sum").double())
         right += int((scores.argmax(-1) == targets).sum())
         count += len(targets)
-        if batch.second is not None:
-            pairs_right += int((pair_scores(model, x, context).argmax(-1) == batch.second).sum())
-            pairs += len(batch.second)
+        if batch.next_sentence_labels is not None:
+            pairs_right += int((pair_scores(model, x, context).argmax(-1) == batch.next_sentence_labels).sum())
+            pairs += len(batch.next_sentence_labels)
     found = {"loss": nll / max(count, 1), "accuracy": 100 * right / max(count, 1)}
     return found | ({"next_sentence": 100 * pairs_right / pairs} if pairs else {})
