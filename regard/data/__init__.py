@@ -1,4 +1,4 @@
-"""Files -> records -> tokens -> batches. Each piece can be used alone."""
+"""Turn files into records, records into tokens and tokens into batches. Each step can be used alone."""
 
 from .batches import (
     FIRST_LABEL,

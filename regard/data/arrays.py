@@ -1,4 +1,4 @@
-"""The arrays of an .npz file: what they announce is checked against what is there before memory is taken."""
+"""Read the arrays of an .npz file. The sizes in its headers are checked against the file before memory is allocated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROKEN = (
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """By name. Objects, which would be pickles, are refused."""
+    """Return the arrays by name. Arrays of Python objects, which would be unpickled, are refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             must_fit(f"{short(path)}, unzipped,", sum(member.file_size for member in archive.infolist()))
@@ -35,7 +35,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Refuse an array whose header announces more than the file has."""
+    """Refuse an array whose header announces more bytes than the file holds."""
     if not member.filename.endswith(".npy"):
         return
     with archive.open(member) as file:

@@ -1,4 +1,4 @@
-"""Which columns of a record are the texts that are wanted, by their names or numbers."""
+"""Find the columns of a record that hold the wanted texts, by their names or numbers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ TWO_TEXTS = (
 TEXTS = ("text", "content", "sentence", "document", "review", "tweet", "comment", "message", "utterance")
 LABELS = ("label", "category", "class", "intent", "sentiment", "topic", "rating", "stars", "emotion")
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "gold_label", "is_duplicate")
-LABELLED = tuple((text, label) for text in TEXTS for label in LABELS)
+LABELED = tuple((text, label) for text in TEXTS for label in LABELS)
 TRIPLES = tuple((*texts, answer) for texts in TWO_TEXTS for answer in (*LABELS, *SCORES))
 LANGUAGES = (
     "ar", "bg", "bn", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "he", "hi", "hr", "hu", "id", "it",
     "ja", "ko", "lt", "lv", "nl", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "th", "tr", "uk", "vi", "zh",
 )  # fmt: skip
-NUMBERS = ("", "id", "idx", "index", "guid", "uid", "unnamed: 0")  # of rows, which nobody learns from
+# Names of columns that number the rows, which are never learned from.
+ROW_NUMBERS = ("", "id", "idx", "index", "guid", "uid", "unnamed: 0")
 NAMES = {
-    *(name for some in (*PAIRS, *TRIPLES, *LABELLED) for name in some), *NUMBERS, "english", "german", "french",
+    *(name for some in (*PAIRS, *TRIPLES, *LABELED) for name in some), *ROW_NUMBERS, "english", "german", "french",
     "spanish", "chinese", "japanese", "translation", "title",
 } - {"", "a", "b"}  # fmt: skip
 HEADINGS = {*NAMES, *LANGUAGES}
@@ -41,37 +42,37 @@ HEADER_QUESTION = (
 
 
 class BadRow(NamedTuple):
-    """What is wrong with a line."""
+    """Why a line or row cannot be used."""
 
-    reason: str  # two words, for counting
+    reason: str  # a few words by which such rows are counted
     message: str  # the rest of the sentence that the user is told
-    file: str = ""  # which of several
+    file: str = ""  # its file, where a record comes from several
 
 
 Row = tuple[str, ...] | BadRow
 
 
-def escaped(name: Any, most: int = 60) -> str:
-    """A name out of a file, fit for a sentence."""
-    return repr(str(name))[1:-1][:most]
+def escaped(name: Any, max_chars: int = 60) -> str:
+    """Return a name from a file with control characters escaped, cut to a length, for a message."""
+    return repr(str(name))[1:-1][:max_chars]
 
 
 def quoted_list(cells: Sequence[Any]) -> str:
-    """The cells of a line, fit for a sentence."""
+    """Return the cells of a line in quotes, with commas between them, for a message."""
     return ", ".join(f"'{escaped(cell, 24)}'" for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
 
 
 def has_header(cells: Sequence[str], columns: Sequence[str]) -> bool:
-    """Is this first line the names of the columns? Yes if it holds a name that was asked for, or only usual names."""
+    """Return whether a first line names the columns: it holds a name that was asked for, or only usual names."""
     names = [cell.strip().lower() for cell in cells]
     if any(name in cells for name in columns if not name.isdecimal()):
         return True
-    usual = any(set(some) <= set(names) for some in (*PAIRS, *LABELLED, *TRIPLES))
+    usual = any(set(some) <= set(names) for some in (*PAIRS, *LABELED, *TRIPLES))
     return any(names) and (usual or all(name in HEADINGS or not name for name in names))
 
 
 def may_be_header(cells: Sequence[str]) -> bool:
-    """Return whether every cell of a first line is made of words that columns are called by: 'source_text'."""
+    """Return whether every cell of a first line consists of words that usually name columns, as 'source_text' does."""
     names = [cell.strip().lower() for cell in cells]
     words = [re.findall("[a-z]+", name) for name in names]
     return len(set(names)) == len(names) and all(
@@ -81,15 +82,15 @@ def may_be_header(cells: Sequence[str]) -> bool:
 
 
 def has_label_column(names: Sequence[str]) -> bool:
-    """Return whether some column is called as labels are."""
+    """Return whether some column has a name that is usual for labels."""
     return any(str(name).strip().lower() in LABELS for name in names)
 
 
 class ColumnSelector:
-    """Takes the wanted texts out of a record.
+    """Selects the wanted texts of a record.
 
-    first:  the names of the columns, or a record: by it the columns are found.
-    header: `first` is a line of names, not data.
+    first:  the names of the columns, or the first record; the columns are found by it.
+    header: whether `first` is a line of names, not data.
     """
 
     def __init__(self, first: list | dict, header: bool, columns: Sequence[str], wanted: int, max_chars: int):
@@ -105,16 +106,16 @@ class ColumnSelector:
             if twice is not None:
                 raise UserError(f"{self._label(twice)} is named twice in --columns {escaped(','.join(columns))}")
         else:
-            self.wanted = _usual(first, names, wanted, header)
+            self.wanted = _default_columns(first, names, wanted, header)
 
     @property
     def selected(self) -> list[str]:
-        """The columns that are taken, by name where they have one, as `columns` would say them."""
+        """Return the selected columns, by name where they have one, as --columns would give them."""
         return [str(self.names[one] if isinstance(one, int) and self.names else one) for one in self.wanted]
 
     @property
     def top_level_names(self) -> list[str]:
-        """The outermost names, of a record that is an object."""
+        """Return the outermost names of the wanted columns, for records that are objects."""
         return list(dict.fromkeys(self._top(str(name)) for name in self.wanted))
 
     def _top(self, name: str) -> str:
@@ -183,8 +184,8 @@ class ColumnSelector:
         return here
 
 
-def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> tuple[str | int, ...]:
-    """The columns when none are named. Where there are more than are wanted and no usual names, nobody can know."""
+def _default_columns(first: list | dict, names: list[str], wanted: int, header: bool) -> tuple[str | int, ...]:
+    """Return the columns when the user names none; refuse where there are too many and none has a usual name."""
     if not names:
         there = len(first)
         while there > wanted and first[there - 1] in ("", None):  # type: ignore[index]
@@ -199,13 +200,13 @@ def _usual(first: list | dict, names: list[str], wanted: int, header: bool) -> t
 
 
 def usual_columns(names: list[str], wanted: int) -> list[str] | None:
-    """Return the columns that are meant by usual names, or because there are no others; None: nobody can know."""
+    """Return the columns with usual names, or all where there are no others; None: it is ambiguous."""
     by_lower = {str(name).strip().lower(): name for name in reversed(names)}
-    usual = {2: (*PAIRS, *LABELLED), 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
+    usual = {2: (*PAIRS, *LABELED), 3: TRIPLES}.get(wanted, tuple((name,) for name in (*TEXTS, "source", "src")))
     for some in usual:
         if all(name in by_lower for name in some):
             return [by_lower[name] for name in some]
-    useful = [name for lower, name in reversed(by_lower.items()) if lower not in NUMBERS]
+    useful = [name for lower, name in reversed(by_lower.items()) if lower not in ROW_NUMBERS]
     languages = [name for name in useful if name.strip().lower() in LANGUAGES]
     if wanted == 2 and len(languages) == 2:
         return languages
@@ -218,8 +219,8 @@ def _too_few(there: int, wanted: int) -> str:
 
 
 def _too_many(cells: Sequence[Any], wanted: int, names: Sequence[str]) -> str:
-    """names: of the columns, where they have some."""
-    useful = [name for name in names if name.strip().lower() not in NUMBERS]
+    """Return the message that asks which columns are meant. names: of the columns, where they have any."""
+    useful = [name for name in names if name.strip().lower() not in ROW_NUMBERS]
     some = (useful if len(useful) >= wanted else names)[:wanted] or range(wanted)
     ways = [f"say which, such as --columns {','.join(map(str, some))}"]
     ways += [] if names else ["if this line is their names, --header yes"]
@@ -230,7 +231,7 @@ def _too_many(cells: Sequence[Any], wanted: int, names: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str | BadRow:
-    """Numbers are written out, lists of words joined by spaces."""
+    """Return a cell as text: numbers are written out, lists of words joined by spaces."""
     if isinstance(value, str | BadRow):
         return value
     if value is None:

@@ -1,9 +1,9 @@
-"""Sentences whose words have a tag each, and where their words begin among the tokens.
+"""Read sentences whose words have one tag each, and find the first token of every word.
 
-    CoNLL         a word and its tag a line, columns between tabs or spaces, an empty line after each sentence
+    CoNLL         one word and its tag per line, columns between tabs or spaces, an empty line after each sentence
     JSON lines    {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, or Parquet with such lists
 
-A record is (words, tags), both with a space between. Of the tokens of a word the first one is asked for its tag, as in
+A record is (words, tags), both joined by spaces. The tag of a word is predicted at the first of its tokens, as in
 Devlin et al. 2019, arXiv:1810.04805.
 """
 
@@ -27,8 +27,8 @@ from .forms import NumberedRow, check_contents, file_stamp, format_of, read_line
 from .tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
-PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U: no words of their own
-TAG_SEPARATOR = "/"  # stands between a word and its tag in an answer
+PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U are not words of their own
+TAG_SEPARATOR = "/"  # between a word and its tag in an answer
 
 
 class Rows(Protocol):
@@ -41,8 +41,11 @@ class Rows(Protocol):
 
 
 class Conll:
-    """columns: numbers of the word's and the tag's, counted from 0; none: the first and the last, of CoNLL-U the word
-    and its part of speech."""
+    """A CoNLL file.
+
+    columns: the numbers of the columns of words and of tags, counted from 0; none: the first and the last, or in
+             CoNLL-U the word and its part of speech.
+    """
 
     unit, documents = "line", True
 
@@ -64,7 +67,7 @@ class Conll:
                 words, bad = [], None
                 continue
             if not words and isinstance(line, str) and line.startswith("#") and "\t" not in line:
-                continue  # a remark before a sentence
+                continue  # a comment before a sentence
             found = line if isinstance(line, BadRow) else self._fields(line)
             begin = begin if words or bad else number
             if isinstance(found, BadRow):
@@ -87,7 +90,7 @@ class Conll:
 
 
 def is_conll(path: Path) -> bool:
-    """Return whether a file has one word a line, with its tag in another column, and empty lines between sentences."""
+    """Return whether a file has one word per line, its tag in another column, and empty lines between sentences."""
     if without_gz(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
         return True
     if format_of(path) not in ("text", "tsv"):
@@ -98,15 +101,15 @@ def is_conll(path: Path) -> bool:
 
 
 def has_sentence_per_line(path: Path) -> bool:
-    """Of a table whether its rows are whole sentences with all their tags, and not words: then no line is empty, and
-    spaces stand inside its columns."""
+    """Return whether the rows of a table are sentences with all their tags, not single words: then no line is empty,
+    and there are spaces inside its columns."""
     head = [line for line, _ in zip(read_lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
     spaced = (sum(" " in field.strip() for field in line.split("\t")) > 1 for line in head)
     return all(line.strip() for line in head) and any(spaced)
 
 
 class Checked:
-    """A table with a list of words and a list of tags, as long as each other."""
+    """A table with a list of words and a list of tags per row; rows where their lengths differ are bad."""
 
     documents = True
 
@@ -141,12 +144,13 @@ def _record(words: list[tuple[str, str]]) -> Row:
 
 
 def parse_tags(text: str) -> list[str]:
-    """Of tags alone, or of words with theirs: "EU/B-ORG rejects/O"."""
+    """Return the tags of a text of tags alone, or of words with tags: "EU/B-ORG rejects/O"."""
     return [word.rpartition(TAG_SEPARATOR)[2] for word in text.split(" ")] if text else []
 
 
 def first_tokens_of_words(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Of each sentence the tokens, with marks, and for each of its words which token is its first; -1: none is."""
+    """Return for each sentence its token ids, special tokens included, and the index of the first token of each word;
+    -1: the word has no token."""
     whole = [text.encode("utf-8", "replace").decode() for text in sentences]
     found = []
     for text, one in zip(whole, tokenizer.inner.encode_batch(whole, add_special_tokens=True), strict=True):
@@ -163,9 +167,9 @@ def first_tokens_of_words(tokenizer: Tokenizer, sentences: Sequence[str]) -> lis
 
 
 class TagCoder:
-    """Records -> tokens, and for each the number of its tag, or IGNORE.
+    """Encodes records as token ids, and for each token the id of its tag, or IGNORE.
 
-    unknown: the number of a tag that was not learned; None: it is refused.
+    unknown: the id of a tag that was not learned; None: such a tag is refused.
     """
 
     names = ("source", "target")
@@ -189,7 +193,7 @@ class TagCoder:
 
 
 class TagBatches:
-    """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
+    """Batches of tagged sentences: `targets` is (batch, time), IGNORE where no word begins."""
 
     def __init__(
         self, data: SequenceDataset, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0

@@ -1,4 +1,4 @@
-"""From what a user types (a file, two files, a folder, a name on the Hugging Face hub) to the files that are meant."""
+"""Find the files that a user means by a file, two parallel files or a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .forms import SUFFIXES, check_contents, format_of, read_lines, without_gz
 
 SPLIT_NAMES = {"train": ("train", "training"), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"))
-HEAD = 200  # lines that show whether a text is a table
+HEAD = 200  # lines that are read to tell whether a text is a table
 SHARD = re.compile(r"-\d+-of-\d+$")
 
 DataFiles = tuple[Path, ...]  # a file, or two parallel ones
@@ -25,7 +25,7 @@ DataFiles = tuple[Path, ...]  # a file, or two parallel ones
 
 @dataclass
 class FoundFiles:
-    """The files of every part, and sentences about choices that a user may want to know."""
+    """The files of every split, and notes for the user about what was chosen."""
 
     parts: dict[str, list[DataFiles]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ def exists(path: Path) -> bool:
 
 
 def parse_files(text: str) -> DataFiles:
-    """The file that is called so, or two with a comma between."""
+    """Return the file of this name, or the two files whose names are separated by a comma."""
     whole = Path(text)
     if exists(whole) or "," not in text:
         return (existing_file(whole),)
@@ -50,7 +50,7 @@ def parse_files(text: str) -> DataFiles:
 
 
 def existing_file(path: Path) -> Path:
-    """The path, when a regular file is there."""
+    """Return the path if a regular file is there; otherwise refuse it."""
     if exists(path):
         if path.is_file():
             return path
@@ -60,7 +60,7 @@ def existing_file(path: Path) -> Path:
 
 
 def similar_name_hint(path: Path) -> str:
-    """The tail of a sentence about a missing file: what there is that has almost this name."""
+    """Return the end of the message about a missing file: the existing file with the most similar name."""
     folder = path.parent
     try:
         names = [entry.name for entry in folder.iterdir()]
@@ -71,12 +71,12 @@ def similar_name_hint(path: Path) -> str:
 
 
 def looks_like_table(path: Path) -> bool:
-    """Return whether a .txt file holds columns between tabs: most of its first lines have equally many."""
+    """Return whether a .txt file holds tab-separated columns: most of its first lines have the same number of tabs."""
     return share_of_table_lines(path) > 0.5
 
 
 def share_of_table_lines(path: Path) -> float:
-    """Return how many of the first lines of a text, but for empty ones, have tabs, as many as most others: a share."""
+    """Return the share of the first lines, empty ones aside, that have the most frequent number of tabs (above 0)."""
     check_contents(path, "text")
     head = [
         line.count("\t") for line in islice(read_lines(path, 1 << 20), HEAD) if isinstance(line, str) and line.strip()
@@ -85,7 +85,7 @@ def share_of_table_lines(path: Path) -> float:
 
 
 def find_splits(folder: Path, kind: str, source: str | None, target: str | None) -> FoundFiles:
-    """The train, dev and test files of a folder."""
+    """Return the train, dev and test files of a folder."""
     try:
         entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
     except OSError as error:
@@ -108,18 +108,18 @@ def find_splits(folder: Path, kind: str, source: str | None, target: str | None)
 
 
 def first_training_file(path: Path, source: str | None = None, target: str | None = None) -> DataFiles:
-    """Return the file, or the parallel files, that the training data of a file or folder begins with."""
+    """Return the first training file of a file or folder, or the first two parallel ones."""
     return find_splits(path, "pairs", source, target).parts["train"][0] if path.is_dir() else (path,)
 
 
 def stem(path: Path) -> str:
-    """The name without its form: train.en.gz -> train.en, train.txt -> train."""
+    """Return the name without the suffixes of its format: train.en.gz -> train.en, train.txt -> train."""
     name = without_gz(path)
     return name.stem if name.suffix.lower() in SUFFIXES else name.name
 
 
 def _best(part: str, entries: list[Path]) -> list[Path]:
-    """The files that carry the part's name alone; else those that begin with it; else those that end with it."""
+    """Return the files whose name is that of the split; else those that begin with it; else those that end with it."""
     words = "|".join(SPLIT_NAMES[part])
     shapes = (rf"({words})(\.[a-z0-9_-]+)?", rf"({words})[._-].*", rf".*[._-]({words})(\.[a-z0-9_-]+)?")
     groups: dict[str, list[Path]] = {shape: [] for shape in shapes}
@@ -158,7 +158,7 @@ def _places(
 
 
 def _one(files: list[Path], notes: list[str]) -> list[DataFiles]:
-    """One file, or all shards of it."""
+    """Return one file, or all its shards."""
     shards: dict[str, list[Path]] = {}
     for path in files:
         shards.setdefault(SHARD.sub("", stem(path)), []).append(path)

@@ -1,10 +1,10 @@
-"""One file of records in any of the usual forms, as a stream of rows: the texts that are wanted, or what is wrong.
+"""Stream the rows of one data file in any of the usual formats: the wanted texts, or why a row is bad.
 
-    text     one record a line                    tsv   columns between tabs, no quoting
-    jsonl    one JSON object a line               csv   columns between commas, quoted where needed
-    parquet  see parquet.py                       all of them also gzipped, name.gz
+    text     one record per line                   tsv   columns between tabs, no quoting
+    jsonl    one JSON object per line              csv   columns between commas, quoted where needed
+    parquet  see parquet.py                        any of them gzipped, name.gz
 
-A file that is not what its name says is refused. Nothing here holds more than a block of a file in memory.
+A file whose contents do not match its name is refused. No more than a block of a file is held in memory.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ OTHER_FORMATS = {
 }  # fmt: skip
 GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"
 BLOCK = 1 << 20
-MAX_LINE_BYTES = 1 << 28  # bytes of a line: nobody reads on, whatever is zipped there
-MAX_PIECE_CHARS = 2000  # characters of a running text that are a record at the most
-MAX_LINE_FACTOR = 20  # a line with columns may be so many times longer than the longest text in it
+MAX_LINE_BYTES = 1 << 28  # a longer line is refused, whatever was compressed there
+MAX_PIECE_CHARS = 2000  # longer lines of a running text are split into records of this size
+MAX_LINE_FACTOR = 20  # a line with columns may have this many times max_chars characters
 
-NumberedRow = tuple[int, Row]  # the number of the line, or of the row, counted from 1
+NumberedRow = tuple[int, Row]  # the number of the line or row, counted from 1
 
 
 def format_of(path: Path) -> str:
-    """By its name: tsv, csv, jsonl, parquet, or text."""
+    """Return the format of a file by its name: tsv, csv, jsonl, parquet, or text."""
     return SUFFIXES.get(without_gz(path).suffix.lower(), "text")
 
 
 def without_gz(path: Path) -> Path:
-    """The name without .gz."""
+    """Return the name without .gz."""
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unzipped. Foreign errors become the user's."""
+    """Open a file for reading bytes, decompressed if it is gzipped. Errors of the system become user errors."""
     name = short(path)
     try:
         with open(path, "rb") as file:
@@ -76,14 +76,14 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _unlike(named: bool, form: str) -> str:
-    """What is wrong with a file that is of this form and not named so, or the other way round."""
+    """Return what is wrong with a file that has this format but not its name, or the name but not the format."""
     return (
         f"is not {form}, as its name says: rename it" if named else f"is {form}, which its name does not say: rename it"
     )
 
 
 def check_contents(path: Path, form: str) -> None:
-    """Refuse a file whose first bytes show that it is of another form."""
+    """Refuse a file whose first bytes are those of another format."""
     with open_bytes(path) as file:
         head = file.read(16)
     if not head:
@@ -96,7 +96,7 @@ def check_contents(path: Path, form: str) -> None:
 
 
 def read_lines(path: Path, max_chars: int) -> Iterator[str | BadRow]:
-    """Every line without its end, or what is wrong with it. Only a line feed, or one after a carriage return, ends."""
+    """Yield every line without its end, or why it is bad. Lines end in \\n or \\r\\n only."""
     rest, first, since = b"", True, 0
     with open_bytes(path) as file:
         while block := file.read(BLOCK):
@@ -107,7 +107,7 @@ def read_lines(path: Path, max_chars: int) -> Iterator[str | BadRow]:
             if since > MAX_LINE_BYTES:
                 raise UserError(f"{short(path)} holds a line of more than {MAX_LINE_BYTES:,} bytes, which is no text")
             if not feed:
-                rest = (rest + block)[: 4 * max_chars + 2]  # no more than what shows that it is too long
+                rest = (rest + block)[: 4 * max_chars + 2]  # enough to tell that it is too long
                 continue
             yield from _decoded(rest + head, max_chars)
             rest = tail[: 4 * max_chars + 2]
@@ -148,8 +148,8 @@ def _too_long(max_chars: int) -> BadRow:
 
 
 class Text:
-    """Plain text, a record a line; a long line in pieces, cut before spaces. The line end stays, so that all records
-    together are the text again."""
+    """Plain text, one record per line; a long line is split before spaces. Records keep their line ends, so that joined
+    they are the text again."""
 
     unit, documents = "line", False
 
@@ -164,11 +164,11 @@ class Text:
             for line in whole:
                 yield from self._pieces(number, line.removesuffix(b"\r") + b"\n")
                 number += 1
-            if rest:  # of a line that goes on
+            if rest:  # the line continues in the next block
                 yield from self._pieces(number, rest)
 
     def _blocks(self) -> Iterator[bytes]:
-        """Whole lines; of one that is longer than a block, whole characters."""
+        """Yield blocks of whole lines, or of whole characters where a line is longer than a block."""
         rest, first = b"", True
         with open_bytes(self.path) as file:
             while block := file.read(BLOCK):
@@ -234,11 +234,12 @@ class Parallel:
 
 
 class Table:
-    """A TSV, CSV or JSON lines file, some columns of which are wanted.
+    """A TSV, CSV or JSON lines file of which some columns are wanted.
 
-    columns: names or numbers, counted from 0; none given: those with usual names, or as many as there are.
-    header:  whether the first line of a TSV or CSV file is the names of its columns; None: where it looks so.
-    unsure:  it was taken as data, because it does not look so, and nobody said it.
+    columns: names or numbers, counted from 0; none: those with usual names, or all where there are no others.
+    header:  whether the first line of a TSV or CSV file names the columns; None: it does if it looks like names.
+
+    `header_unsure`: the first line was taken as data because it does not look like names, and the user did not say.
     """
 
     unit, documents = "line", True
@@ -270,7 +271,7 @@ class Table:
         return next((mark for mark in ("\t", ",", ";") if mark in head), ",")
 
     def _first(self) -> list | dict:
-        """The first record that can be read."""
+        """Return the first record that can be read."""
         wrong = f"{self.name} holds no record"
         for number, fields in self._fields():
             if not isinstance(fields, BadRow):
@@ -307,7 +308,7 @@ class Table:
 
 
 def csv_fields(every: Iterator[str | BadRow], delimiter: str, max_chars: int) -> Iterator[tuple[int, list | BadRow]]:
-    """Records of a CSV file, each with the number of its first line. A quoted field may hold line ends."""
+    """Yield the records of a CSV file, each with the number of its first line. A quoted field may hold line ends."""
     csv.field_size_limit(max(csv.field_size_limit(), max_chars + 1))
     number, bad = 0, []
 
@@ -343,12 +344,12 @@ def json_fields(line: str) -> list | dict | BadRow:
         return BadRow("not JSON", f"not JSON: {in_one_line(error)} (JSON lines have a whole object on every line)")
     if not isinstance(record, list | dict):
         return BadRow("not JSON", f"a JSON object is expected on every line, and here is {type(record).__name__}")
-    if "\\u" in line and _halved(json.dumps(record, ensure_ascii=False)):
+    if "\\u" in line and _has_lone_surrogate(json.dumps(record, ensure_ascii=False)):
         return BadRow("not UTF-8", "half of a surrogate pair, which is no character")
     return record
 
 
-def _halved(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -357,6 +358,6 @@ def _halved(text: str) -> bool:
 
 
 def file_stamp(path: Path) -> list[Any]:
-    """What changes when a file changes."""
-    about = path.stat()
-    return [str(path.resolve()), about.st_size, about.st_mtime_ns]
+    """Return the path, size and modification time of a file, which change when it does."""
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]

@@ -1,9 +1,9 @@
-"""A graph from a file: features, edges and a class for every node, and which nodes are for training, dev and test.
+"""Read a graph: the features, edges and classes of its nodes, and which nodes are for training, dev and test.
 
 cora.npz   edges (edges, 2)   labels (nodes,)   train_idx val_idx test_idx
-           features (nodes, channels), or in pieces: feat_row feat_col feat_val feat_shape
+           features (nodes, channels), or sparse: feat_row feat_col feat_val feat_shape
 
-A node whose label is -1 has no known class: its neighbours see it, and it is never asked for.
+A node whose label is -1 has no known class: its neighbors attend to it, and it is never a target.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ PIECES = ("feat_row", "feat_col", "feat_val", "feat_shape")
 
 @dataclass(frozen=True)
 class Graph:
-    """features: (nodes, channels), sparse where the file is.
+    """A graph with the classes of its nodes.
+
+    features: (nodes, channels), sparse where the file is.
     labels:   (nodes,) the class of each, counted from 0; -1: unknown.
     pattern:  the edges, each in both directions.
-    parts:    train, dev and test: numbers of nodes that have a class.
-    left_out: nodes of these parts that have none.
+    parts:    the indices of the train, dev and test nodes that have a class.
+    left_out: the number of nodes of these parts that have none.
     """
 
     name: str
@@ -45,10 +47,10 @@ class Graph:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may want to know."""
+        """Return sentences about the graph for the user."""
         counts = ", ".join(f"{len(numbers):,} for {part}" for part, numbers in self.parts.items())
         edges = self.pattern.edges(len(self.labels)).shape[1]
-        notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
+        notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} directed edges, {self.classes} classes; {counts}"]
         if self.left_out:
             which = "one node has" if self.left_out == 1 else f"{self.left_out:,} nodes have"
             notes.append(f"{self.name}: {which} no class (-1) and cannot be asked for")
@@ -76,7 +78,7 @@ class Graph:
 
 
 def open_graph(path: str | Path) -> Graph:
-    """From an .npz file, or from a folder that holds one."""
+    """Return the graph of an .npz file, or of a folder that holds one."""
     files = _files(Path(path))
     if len(files) != 1:
         count = f"{len(files)} of them: give the file itself" if files else "none"
@@ -119,7 +121,7 @@ def _build_graph(name: str, arrays: Mapping[str, np.ndarray]) -> Graph:
 
 
 def _features(name: str, arrays: Mapping[str, np.ndarray]) -> Tensor:
-    """(nodes, channels) in float32."""
+    """Return the features, (nodes, channels) in float32."""
     if "features" in arrays:
         dense = np.asarray(arrays["features"], dtype=np.float32)
         if dense.ndim != 2:
@@ -143,7 +145,7 @@ def _array(name: str, arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
 def _numbers(
     name: str, arrays: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None, least: int = 0
 ) -> np.ndarray:
-    """Whole numbers from `least` on."""
+    """Return an array of integers, checked to be at least `least` and less than `below`."""
     found = _array(name, arrays, key)
     if found.ndim != dims or not np.issubdtype(found.dtype, np.integer) or not found.size:
         raise UserError(f"{name}: {key} should be whole numbers in {dims} dimension{'s' * (dims > 1)}, at least one")
@@ -154,9 +156,9 @@ def _numbers(
 
 
 class Nodes:
-    """A whole graph as a batch, asked for the class of some of its nodes: those of one part, all at once."""
+    """The whole graph as one batch, whose targets are the classes of the nodes of one part."""
 
-    documents = False  # it is no text
+    documents = False  # it is not text
 
     def __init__(self, graph: Graph, part: str):
         self.graph, self.numbers = graph, graph.parts[part]
@@ -177,7 +179,7 @@ class Nodes:
         return self.make(self.numbers)
 
     def digest(self) -> str:
-        """Of everything that is seen and asked."""
+        """Return a hash of the inputs and the targets."""
         features, digest = self.features, hashlib.sha256()
         seen = (features.indices(), features.values()) if features.is_sparse else (features,)
         edges = self.graph.pattern.edges(len(self.graph.labels))

@@ -1,4 +1,4 @@
-"""Data by its name on the Hugging Face hub, where the package `datasets` is installed and there is a network."""
+"""Load datasets from the Hugging Face hub by name; this needs the package `datasets` and a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {"train": ("train",), "dev": ("validation", "valid", "dev", "val"), "tes
 
 
 class Hub:
-    """One part of a dataset, as rows of a table."""
+    """One split of a dataset, as the rows of a table."""
 
     unit, documents = "row", True
 
@@ -28,7 +28,7 @@ class Hub:
             first = next(iter(rows), None)
             if first is None:
                 raise UserError("holds no record")
-            self.pick = ColumnSelector(_opened(first, columns), False, columns, wanted, max_chars)
+            self.pick = ColumnSelector(_flatten_translation(first, columns), False, columns, wanted, max_chars)
         except UserError as error:
             raise error.of(name) from None
 
@@ -40,8 +40,8 @@ class Hub:
         return [self.name, getattr(self.data, "_fingerprint", ""), self.pick.wanted]
 
 
-def _opened(record: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """The usual {"translation": {"en": ..., "de": ...}} offers its languages as columns."""
+def _flatten_translation(record: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
+    """Return the languages of the usual {"translation": {"en": ..., "de": ...}} as columns."""
     inner = record.get("translation")
     if columns or not isinstance(inner, dict):
         return record
@@ -49,7 +49,7 @@ def _opened(record: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def load_splits(text: str, columns: tuple[str, ...], wanted: int, max_chars: int, hint: str = "") -> dict[str, Hub]:
-    """The parts of the dataset `name`, `owner/name` or `name:configuration`; hint: which file might be meant."""
+    """Return the splits of the dataset `name`, `owner/name` or `name:configuration`. hint: a file that may be meant."""
     _, name, configuration = NAME.fullmatch(text).groups()  # type: ignore[union-attr]
     try:
         library = importlib.import_module("datasets")
@@ -60,7 +60,7 @@ def load_splits(text: str, columns: tuple[str, ...], wanted: int, max_chars: int
         ) from None
     try:
         splits = library.load_dataset(name, configuration)
-    except Exception as error:  # whatever a network and a foreign library may do
+    except Exception as error:  # anything that the network or the library may raise
         why = in_one_line(error)
         raise UserError(
             f"there is no file or folder '{text}'{hint or ','} and no dataset of that name: {why}"

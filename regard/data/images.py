@@ -1,8 +1,8 @@
-"""Pictures as numbers: read from a file, brought to the size that a model takes, shifted and scaled as it wants them.
+"""Turn images into tensors: read a file, resize and crop it to the size that a model takes, and normalize it.
 
     x = (pixels * factor - mean) / std          (channels, height, width)
 
-preprocessor_config.json of the Hugging Face layout says the same in its own words.
+preprocessor_config.json of the Hugging Face layout describes the same steps.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.it
 MODES = {1: "L", 3: "RGB"}
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I")  # 16 bits a pixel
 BOMB_WARNING = Image.DecompressionBombWarning
-BROKEN = (  # whatever Pillow may say of a damaged file
+BROKEN = (  # all that Pillow may raise on a damaged file
     OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, OverflowError, struct.error,
     BOMB_WARNING, Image.DecompressionBombError,
 )  # fmt: skip
-MAX_SIDE = 1 << 14  # side of a picture that a model looks at
+MAX_SIDE = 1 << 14  # pixels of a side after resizing or cropping
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """How a picture becomes what a model takes.
+    """How an image becomes the input of a model.
 
-    size:      height and width, whatever shape the picture has; one number: so long becomes its shorter side; None: the
-               picture stays as it is.
-    crop:      height and width of what is then kept of its middle, black where there is no picture; None: all of it.
+    size:      height and width to resize to, ignoring the aspect ratio; one number: the length of the shorter side,
+               keeping the ratio; None: the image is not resized.
+    crop:      height and width of the center crop, padded with black where the image is smaller; None: no crop.
     resample:  nearest, box, bilinear, hamming, bicubic or lanczos.
-    factor:    of the pixels, which are 0 to 255.
-    mean, std: of each channel; None: nothing is taken away, nor divided by.
-    channels:  3 for colours, 1 for grey.
+    factor:    what pixels, 0 to 255, are multiplied by.
+    mean, std: of each channel; None: not subtracted, not divided by.
+    channels:  3 for RGB, 1 for grayscale.
     """
 
     size: int | list | None = None
@@ -79,7 +79,7 @@ class ImageProcessor:
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> ImageProcessor:
-        """From a run.json, unknown keys refused."""
+        """Return the processor that run.json describes; unknown keys are refused."""
         return cls(**fit(cls, table, {}, "images"))
 
     def table(self) -> dict[str, Any]:
@@ -87,16 +87,16 @@ class ImageProcessor:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of what it makes of any picture; None: that depends on the picture."""
+        """Return the shape of its output, (channels, height, width); None: it depends on the image."""
         sides = self.crop or (self.size if isinstance(self.size, list) else None)
         return None if sides is None else (self.channels, *sides)
 
     def load(self, files: Iterable[str | Path]) -> Tensor:
-        """(pictures, channels, height, width) of picture files, which must come out equally large."""
+        """Return image files as a tensor, (images, channels, height, width). They must come out equally large."""
         return self.normalize(np.stack([self.resize_and_crop(open_image(file)) for file in files]))
 
     def resize_and_crop(self, image: Image.Image) -> np.ndarray:
-        """(channels, height, width) from 0 to 255."""
+        """Return the pixels after resizing and cropping, (channels, height, width), 0 to 255."""
         image = image.convert(MODES[self.channels])
         if self.size is not None:
             height, width = self._sides(image)
@@ -108,7 +108,7 @@ class ImageProcessor:
         return found if self.crop is None else _center_crop(found, *self.crop)
 
     def normalize(self, pixels: np.ndarray) -> Tensor:
-        """pixels (..., channels, height, width) -> the same, as the model takes them."""
+        """Return pixels (..., channels, height, width) scaled and normalized for the model, in the same shape."""
         x = torch.from_numpy(np.array(pixels)).float() * self.factor
         if self.mean is not None:
             x = x - torch.tensor(self.mean)[:, None, None]
@@ -124,7 +124,7 @@ class ImageProcessor:
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """A picture in any form that Pillow reads, upright as the camera says."""
+    """Open an image in any format that Pillow reads, rotated as its EXIF data says."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -144,7 +144,7 @@ def open_image(path: str | Path) -> Image.Image:
 
 
 def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle of (channels, old height, old width), black where it is larger than all."""
+    """Return the center of (channels, old height, old width), padded with black where the crop is larger."""
     old = pixels.shape[1:]
     around = [(0, 0), *((math.ceil(more / 2), more // 2) for more in (max(height - old[0], 0), max(width - old[1], 0)))]
     pixels = np.pad(pixels, around)
@@ -153,7 +153,7 @@ def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def default_processor(sides: Iterable[int], channels: int = 3, clip: bool = False) -> ImageProcessor:
-    """What is done where nothing is said, for a model of images this large: as with ViT, or as with CLIP."""
+    """Return the default processor for images of this height and width: ViT's, or CLIP's."""
     sides = list(sides)
     if channels != 3:
         return ImageProcessor(sides, mean=[0.5], std=[0.5], channels=channels)
@@ -178,7 +178,8 @@ class PreprocessorConfig(TypedDict, total=False):
 
 
 def from_preprocessor_config(config: dict[str, Any], channels: int = 3) -> ImageProcessor:
-    """What preprocessor_config.json says. What it leaves out is as its class has it: ViT's, or CLIP's."""
+    """Return the processor that preprocessor_config.json describes, with the defaults of its class: ViT's, or
+    CLIP's."""
     kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     clip = "CLIP" in kind
     size = crop = mean = std = None
@@ -199,7 +200,7 @@ def from_preprocessor_config(config: dict[str, Any], channels: int = 3) -> Image
 
 
 def to_preprocessor_config(processor: ImageProcessor, kind: str) -> dict[str, Any]:
-    """The same the other way; kind: their class."""
+    """Return a processor as the entries of preprocessor_config.json. kind: the Hugging Face class."""
     config: dict[str, Any] = {"image_processor_type": kind, "do_resize": processor.size is not None}
     if processor.size is not None:
         config["size"] = (
@@ -218,7 +219,7 @@ def _sides_table(sides: list) -> dict[str, int]:
 
 
 def _size(config: Any, name: str, shorter: bool) -> int | list:
-    """A number for the shorter side, or height and width. shorter: what a number alone means."""
+    """Return the length of the shorter side, or height and width. shorter: whether a single number is the former."""
     if isinstance(config, int):
         return config if shorter else [config, config]
     if isinstance(config, list | tuple) and len(config) == 2:

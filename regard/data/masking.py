@@ -1,6 +1,6 @@
-"""Batches for a masked language model: stretches of a text in which some tokens are hidden, new ones in every epoch.
+"""Batches for a masked language model: windows of a text in which some tokens are masked, others in every epoch.
 
-The seed, the epoch and the place in the text decide what is hidden, so that a run can go on in the middle.
+The seed, the epoch and the position in the text decide what is masked, so that a run can resume anywhere.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .batches import IGNORE, Batch, pad_rows, plan_batches
 from .masks import Pieces, Template, mask_token
 from .tokenizer import Tokenizer
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the tokens that are asked for; the rest are read as they are
-NEXT, ELSEWHERE = 0, 1  # where the second text of a pair is from
+HIDDEN, REPLACED = 0.8, 0.1  # shares of the target tokens; the rest are left as they are
+NEXT, ELSEWHERE = 0, 1  # labels of a pair: the second text follows the first, or is from elsewhere
 TRIES = 20
 
 
 class TokenMasker:
-    """Some tokens of a sequence are asked for: most are hidden by the mask, some replaced, some left.
+    """Chooses some tokens of a sequence as targets: most are masked, some replaced by random tokens, some left.
 
-    share:      of the tokens.
-    whole_word: the pieces of a word are asked for together.
+    share:      the share of the tokens that become targets.
+    whole_word: the pieces of a word are chosen together.
     """
 
     def __init__(self, tokenizer: Tokenizer, share: float, whole_word: bool):
@@ -35,7 +35,7 @@ class TokenMasker:
         self.ordinary_ids = np.flatnonzero(self.pieces.ordinary)
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What is read, and what is asked for: (time,) each, IGNORE where nothing is."""
+        """Return the inputs and the targets, (time,) each, with IGNORE where a token is not a target."""
         read, targets = ids.copy(), np.full(len(ids), IGNORE, np.int64)
         maskable = np.flatnonzero(self.pieces.ordinary[ids])
         if len(maskable):
@@ -48,7 +48,7 @@ class TokenMasker:
         return read, targets
 
     def _choose(self, ids: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        """So many places; of whole words no more, except for a first one that is longer."""
+        """Return `count` of the maskable positions. Of whole words at most `count`, unless the first is longer."""
         if not self.whole_word:
             return rng.permutation(maskable)[:count]
         words = self.pieces.words(ids)[maskable]
@@ -67,14 +67,14 @@ class TokenMasker:
 
 
 class MaskedBatches:
-    """Batches of stretches of one long text, each epoch cut at new places.
+    """Batches of windows of one long text, which every epoch cuts at new positions.
 
-    stream:        (time,) the text in tokens.
-    hide:          what of it is asked for.
-    context:       positions of a row, the marks among them.
+    stream:        (time,) the token ids of the text.
+    masker:        chooses the targets.
+    context:       positions of a row, special tokens included.
     budget:        positions of a batch.
-    next_sentence: a row is two texts: half of the second ones come right after the first, half from elsewhere.
-    documents:     of such pairs, each comes from one document.
+    next_sentence: a row is two texts: half of the second ones follow the first, half are from elsewhere.
+    documents:     the two texts of a pair that follow each other are from one document.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class MaskedBatches:
             )
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """Of each batch the rows: the epoch, where it begins and where it ends."""
+        """Return the rows of each batch, (rows, 3): the epoch, and where in the stream the row begins and ends."""
         rng = np.random.default_rng((self.seed, number))
         begins, ends = self._cuts(rng)
         lengths = (ends - begins + self.template.size)[:, None]
@@ -120,7 +120,7 @@ class MaskedBatches:
         return [rows[batch] for batch in batches]
 
     def _cuts(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Stretches that fill a row, but for the first and the last one of a document."""
+        """Return where rows begin and end. All but the first and the last row of a document are full."""
         sizes = self.ends - self.begins
         shift = rng.integers(self.max_text_tokens, size=len(sizes)) if self.shuffle else np.zeros_like(sizes)
         shift = np.where(sizes > self.max_text_tokens, shift, 0)
@@ -156,7 +156,7 @@ class MaskedBatches:
         )  # fmt: skip
 
     def _pair(self, begin: int, end: int, rng: np.random.Generator) -> tuple[list[np.ndarray], int]:
-        """Two texts, cut at the end of a line if there is one near, and where the second one is from."""
+        """Return two texts, cut at the end of a line if one is near, and the label NEXT or ELSEWHERE."""
         cut = int(rng.integers(begin + 1, end))
         quarter = (end - begin) // 4
         lines = (
@@ -170,8 +170,8 @@ class MaskedBatches:
         return [self.stream[begin:cut], self.stream[second]], label
 
     def _elsewhere(self, begin: int, end: int, size: int, rng: np.random.Generator) -> slice | None:
-        """A stretch of this size at the most, in another document, or far away where there is but one; None: no such
-        place was found."""
+        """Return a range of at most `size` tokens in another document, or far away where there is only one; None: none
+        was found."""
         own = int(np.searchsorted(self.begins, begin, "right")) - 1
         for _ in range(TRIES):
             other = int(rng.integers(len(self.begins)))

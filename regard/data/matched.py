@@ -1,6 +1,6 @@
-"""Two texts and what is between them: a label (one follows from the other) or a number (how alike they are).
+"""Encode and batch pairs of texts with a label (entailment) or a number (similarity).
 
-[CLS] a [SEP] b [SEP] is read as one, each token with the number of the text that it is of, as in Devlin et al. 2019,
+[CLS] a [SEP] b [SEP] is read as one sequence, each token with the segment id of its text, as in Devlin et al. 2019,
 arXiv:1810.04805.
 """
 
@@ -23,10 +23,10 @@ DecodeAnswers = Callable[[Sequence[np.ndarray]], Tensor]
 
 
 class MatchCoder:
-    """Records -> tokens, the answer, and of each token the text that it is of.
+    """Encodes records as token ids, the answer, and the segment id of each token.
 
-    labels: their tokenizer; None: answers are numbers, kept as the 32 bits of a float.
-    types:  texts that the model tells apart; None: any number.
+    labels: the tokenizer of the labels; None: answers are numbers, stored as the bits of a float32.
+    types:  the number of segment ids that the model has; None: any.
     """
 
     names = ("source", "target", "segments")
@@ -43,7 +43,8 @@ class MatchCoder:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], limit: int | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """limit: tokens at the most; of the longer text, and then of both, the end is left out for it."""
+        """Return the token ids and segment ids of each pair. limit: the most tokens; the longer text is truncated
+        first, then both."""
         framed = self.source.encode_pairs(pairs)
         if limit is not None:
             for number, (ids, _) in enumerate(framed):
@@ -56,7 +57,7 @@ class MatchCoder:
     def _shortened(self, pair: tuple[str, str], length: int, limit: int) -> tuple[list[int], list[int]]:
         inner = self.source.inner
         one, two = (inner.encode(text, add_special_tokens=False) for text in pair)
-        left = max(limit - (length - len(one) - len(two)), 0)  # beside the marks
+        left = max(limit - (length - len(one) - len(two)), 0)  # besides the special tokens
         first = max(left - len(two), min(len(one), left // 2))
         one.truncate(first)
         two.truncate(left - len(one))
@@ -71,13 +72,13 @@ class MatchCoder:
 
 
 def num_segment_types(model: Model) -> int | None:
-    """Texts that a model's embed tells apart, where it has a table of them."""
+    """Return the number of segment ids of a model, if its embedding has a table of them."""
     table = getattr(model.embed, "segment_table", None)
     return None if table is None else len(table)
 
 
 def parse_number(text: str) -> float | None:
-    """None where a text is none."""
+    """Return a text as a finite number; None: it is not one."""
     try:
         value = float(text)
     except ValueError:
@@ -86,7 +87,7 @@ def parse_number(text: str) -> float | None:
 
 
 def float_bits(text: str) -> int:
-    """Of a number as a float of 32."""
+    """Return the bits of a number as a float32."""
     value = parse_number(text)
     if value is None:
         raise UserError(f"'{text}' is no number, and numbers were learned")
@@ -102,7 +103,7 @@ def decode_numbers(answers: Sequence[np.ndarray]) -> Tensor:
 
 
 class MatchBatches:
-    """Batches of pairs: `targets` is (batch,), labels or numbers.
+    """Batches of pairs of texts: `targets` is (batch,), labels or numbers.
 
     answers: decode_labels or decode_numbers.
     """

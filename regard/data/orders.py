@@ -1,5 +1,5 @@
-"""Segments of a text whose tokens are told in a random order: most of them are there from the beginning, and the last
-few are asked for, one after the other."""
+"""Batches for permutation language modeling: in each segment most tokens are given, and the last few of a random order
+are predicted one after the other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from .streams import StreamBatches
 
 
 class PermutedBatches:
-    """streams: the text; every batch goes on where the one before it ended.
-    every:      one token in so many is asked for.
-    seed:       of the orders, which are new ones in every epoch.
+    """Batches of segments with random orders.
+
+    streams: the text; every batch continues where the previous one ended.
+    every:   one token in this many is predicted.
+    seed:    of the orders, which differ in every epoch.
     """
 
     def __init__(self, streams: StreamBatches, every: int, seed: int):
@@ -45,5 +47,6 @@ class PermutedBatches:
 
 
 def target_positions(ranks: Tensor) -> Tensor:
-    """(batch, asked): where in a segment the tokens are that are asked for, in their order; as many in each row."""
+    """Return the positions of the predicted tokens in the order of prediction, (batch, targets), as many in each
+    row."""
     return ranks.argsort(1, descending=True)[:, : int((ranks[:1] > 0).sum())].flip(1)

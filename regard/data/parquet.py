@@ -1,4 +1,4 @@
-"""Some columns of a Parquet file, as a stream of rows."""
+"""Stream the rows of some columns of a Parquet file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from regard.errors import in_one_line, short
 from .columns import BadRow, ColumnSelector
 from .forms import NumberedRow, check_contents, file_stamp, open_bytes
 
-ROWS = 4096  # read together
-GROWTH = 100  # times larger may a zipped file become
+ROWS = 4096  # read at a time
+GROWTH = 100  # a gzipped file may be this many times larger when decompressed
 BLOCK = 1 << 20
 
 
 class Parquet:
-    """columns, wanted, max_chars: see Table."""
+    """A Parquet file of which some columns are wanted. columns, wanted, max_chars: as in Table."""
 
     unit, documents = "row", True
 
@@ -48,23 +48,24 @@ class Parquet:
     @contextmanager
     def _file(self) -> Iterator[pq.ParquetFile]:
         try:
-            with tempfile.TemporaryFile() as spare:
+            with tempfile.TemporaryFile() as unzipped:
                 if self.path.suffix.lower() == ".gz":  # Parquet is read from its end, which a gzip stream cannot do
                     with open_bytes(self.path) as file:
-                        self._unzip(file, spare)
-                yield pq.ParquetFile(spare if spare.tell() else self.path, memory_map=True)
+                        self._unzip(file, unzipped)
+                yield pq.ParquetFile(unzipped if unzipped.tell() else self.path, memory_map=True)
         except UserError:
             raise
         except (pa.ArrowException, OSError, MemoryError, ValueError, KeyError) as error:
             raise UserError(f"{self.name} is damaged, or no Parquet: {in_one_line(error)}") from None
 
-    def _unzip(self, file: IO[bytes], spare: IO[bytes]) -> None:
-        """Into a file of its own, unless it grows beyond what Parquet, which is compressed by itself, would."""
+    def _unzip(self, file: IO[bytes], unzipped: IO[bytes]) -> None:
+        """Decompress into a temporary file, unless it grows more than Parquet, which is compressed already, ever
+        would."""
         most = max(GROWTH * self.path.stat().st_size, BLOCK)
         while block := file.read(BLOCK):
-            if spare.tell() + len(block) > most:
+            if unzipped.tell() + len(block) > most:
                 raise UserError(f"{self.name} becomes more than {GROWTH} times larger unzipped, and is no Parquet file")
-            spare.write(block)
+            unzipped.write(block)
 
     def key(self) -> list[Any]:
         return [file_stamp(self.path), self.pick.wanted]

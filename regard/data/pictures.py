@@ -1,8 +1,8 @@
-"""Pictures to learn from, each with a label or a text: folders, arrays or a table, made ready once and read in batches.
+"""Images with a label or a text each, from folders, arrays or a table: prepared once and read in batches.
 
-shapes/circle/a.png  shapes/square/b.jpg         a folder for each class, under train, dev and test if there are any
-digits.npz           images (pictures, height, width[, channels]), labels (pictures,), perhaps names (classes,)
-seen.tsv             a file, a tab and what it shows, a picture a line
+shapes/circle/a.png  shapes/square/b.jpg         a folder for each class, below train, dev and test where there are any
+digits.npz           images (images, height, width[, channels]), labels (images,), optionally names (classes,)
+seen.tsv             a file, a tab and what it shows, one image per line
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """Some pictures and what is said of each.
+    """Images and the label or text of each.
 
-    files:   where they are, or their pixels, (height, width) or (height, width, channels) each.
-    answers: labels or texts.
-    keys:    by which they fall into train, dev or test.
+    files:   their paths, or their pixels, (height, width) or (height, width, channels) each.
+    answers: their labels or texts.
+    keys:    the strings whose hashes assign them to train, dev or test.
     """
 
     name: str
     files: Sequence[Path] | np.ndarray
     answers: Sequence[str]
     keys: Sequence[str]
-    documents = False  # it is no text
+    documents = False  # it is not text
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -63,7 +63,7 @@ class LabeledImages:
 
 @dataclass(frozen=True)
 class ImageCorpus:
-    """What there is to learn from, and what a user may want to know about it."""
+    """The splits of the data, and notes for the user."""
 
     train: LabeledImages
     dev: LabeledImages | None = None
@@ -72,7 +72,7 @@ class ImageCorpus:
 
     @property
     def labels(self) -> list[str]:
-        """The classes of the training part; numbers in their order."""
+        """Return the classes of the training split, sorted, as numbers if all of them are."""
         found = set(self.train.answers)
         return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
 
@@ -84,8 +84,10 @@ def open_images(
     seed: int = 1,
     texts: bool = False,
 ) -> ImageCorpus:
-    """data:    a folder or an .npz file of pictures with labels; with `texts`, a .tsv file, or a folder with some.
-    dev, test:  the same again; or how much of data to take for them: a share below 1, a number of pictures, 0 for none.
+    """Open images with labels or texts.
+
+    data:      a folder or an .npz file of images with labels; with `texts`, a .tsv file, or a folder of them.
+    dev, test: the same again; or how much of data to take for them: a share below 1, a number of images, 0 for none.
     """
     path, notes = Path(data), []
     parts = _read(path, texts, notes)
@@ -99,7 +101,7 @@ def open_images(
             parts.pop(name, None)
             sizes[name] = float(given)
     if len(parts) > 1:
-        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+        sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
     whole = parts["train"]
     places = [hash_bin(key, seed) for key in whole.keys]
@@ -114,7 +116,7 @@ def open_images(
 
 
 def open_split(data: str | Path, part: str, texts: bool = False) -> LabeledImages | None:
-    """One part of some pictures: train, dev or test; all of them, where they have no parts."""
+    """Return one split of some images, train, dev or test; all of them where they have no splits."""
     parts = _read(Path(data), texts, [])
     return next(iter(parts.values())) if len(parts) == 1 else parts.get(part)
 
@@ -127,7 +129,7 @@ def _is_number(given: str | Path | float) -> bool:
 
 
 def _alone(path: Path, texts: bool, notes: list[str]) -> LabeledImages:
-    """All that is there, as one part."""
+    """Return all images as one split."""
     parts = _read(path, texts, notes)
     if len(parts) != 1:
         raise UserError(f"{short(path)} has parts of its own ({', '.join(parts)}): name one of them")
@@ -151,7 +153,7 @@ def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, LabeledImages]
 
 
 def _folder(folder: Path, notes: list[str]) -> LabeledImages:
-    """A class for each folder in it."""
+    """Return the images of a folder that holds one folder per class."""
     files, answers, others = [], [], 0
     for within in sorted(one for one in folder.iterdir() if one.is_dir()):
         for path in sorted(one for one in within.rglob("*") if one.is_file()):
@@ -238,8 +240,8 @@ def prepare_images(
     skip: bool = False,
     tick: Tick = lambda done: None,
 ) -> tuple[np.ndarray, int]:
-    """Pixels and the number of every answer, in a file that is read a batch at a time, and how many pictures could not
-    be read. skip: leave those out instead of refusing."""
+    """Write the pixels of every image and its integer answer to a file. Return them as a memory-mapped array, and the
+    number of images that could not be read. skip: leave those out instead of refusing."""
     assert processor.shape is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", processor.shape)])
@@ -259,7 +261,7 @@ def prepare_images(
         raise UserError(f"{examples.name}: none of the pictures can be read")
     rows.flush()
     if kept < len(examples):
-        with open(part, "r+b") as file:  # np.save adds an ending to names
+        with open(part, "r+b") as file:  # given a name, np.save would add a suffix
             readable = np.array(rows[:kept])
             file.truncate(0)
             np.save(file, readable)
@@ -268,7 +270,7 @@ def prepare_images(
 
 
 class ImageBatches:
-    """Batches of so many pictures with a number each, epoch after epoch in a new order."""
+    """Batches of `count` images with an integer target each, in a new order in every epoch."""
 
     def __init__(self, rows: np.ndarray, processor: ImageProcessor, count: int, seed: int, shuffle: bool = True):
         self.rows, self.processor, self.count, self.seed, self.shuffle = rows, processor, max(count, 1), seed, shuffle

@@ -1,5 +1,5 @@
-"""How each kind of tokenizer is learned from texts. The same texts give the same tokenizer, unigram alone excepted: the
-library adds up its probabilities in any order.
+"""Train each kind of tokenizer. The same texts give the same tokenizer, except for unigram, whose probabilities the
+library sums in no fixed order.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from regard.core import UserError
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # 0, 1, 2, 3
 NORMALIZERS = {"none": None, "nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
-# Scripts without spaces, and their marks.
+# Scripts without spaces between words, and their punctuation.
 UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u3000-\u303f\uff00-\uffef]"
-# Letters, digits, marks and spaces stand apart (Radford et al. 2019), so that no piece of a text is '<s>' or '<0x41>'.
+# Letters, digits, punctuation and spaces are split (Radford et al. 2019), so that no piece is '<s>' or '<0x41>'.
 WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GROUPS = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 WITH_BYTES = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-WORD = "\u2581"  # stands before a word while word pieces are learned
+WORD = "\u2581"  # marks the beginning of a word while word pieces are learned
 
 Inner = tokenizers.Tokenizer
 Texts = Iterable[str]
@@ -56,7 +56,7 @@ def _make_vocab(names: Iterable[str]) -> dict[str, int]:
 
 
 def _with_bytes(model: Any, steps: list[Any]) -> Inner:
-    """Characters that the model does not know are written as their bytes, and read back from them."""
+    """Return a tokenizer that encodes unknown characters as their bytes, and decodes them."""
     return _new(model, steps, GROUPS, WITH_BYTES)
 
 
@@ -65,7 +65,7 @@ def _table(inner: Inner) -> dict[str, Any]:
 
 
 def _frequent_characters(counts: Counter[str], size: int) -> list[str]:
-    """The characters that get a token of their own: the most frequent, and none that was seen but once."""
+    """Return the characters that get their own token: the most frequent ones that occur more than once."""
     ranked = sorted((letter for letter in counts if counts[letter] > 1), key=lambda letter: (-counts[letter], letter))
     return sorted(ranked[: size - len(SPECIALS) - len(BYTES)])
 
@@ -116,7 +116,7 @@ def _characters(texts: Texts, size: int, steps: list[Any]) -> Inner:
 
 
 def _wordpiece(texts: Texts, size: int, steps: list[Any]) -> Inner:
-    """The pieces are those that BPE merges; the library's own trainer numbers them at random."""
+    """Use the merges of BPE as pieces, as the library's own WordPiece trainer orders them at random."""
     steps = [normalizers.BertNormalizer(strip_accents=False, lowercase=False), *steps]
     apart = pre_tokenizers.BertPreTokenizer()
     begun = pre_tokenizers.Metaspace(WORD, prepend_scheme="always", split=False)
@@ -136,12 +136,13 @@ def _wordpiece(texts: Texts, size: int, steps: list[Any]) -> Inner:
 
 
 def _forms(letter: str) -> tuple[str, ...]:
-    """At the beginning of a word and inside of it. A Chinese character is a word by itself."""
+    """Return a character as the beginning of a word and as its continuation. A Chinese character is a word by
+    itself."""
     return (letter,) if unicodedata.name(letter, "").startswith("CJK ") else (letter, "##" + letter)
 
 
 def _count_characters(texts: Texts, counts: Counter[str], steps: list[Any]) -> Iterator[str]:
-    """The same texts; their characters are counted in passing."""
+    """Yield the texts unchanged, and count their characters in passing."""
     normalize = normalizers.Sequence(steps).normalize_str if steps else str
     for text in texts:
         counts.update(normalize(text))
@@ -151,12 +152,12 @@ def _count_characters(texts: Texts, counts: Counter[str], steps: list[Any]) -> I
 def _words(texts: Texts, size: int, steps: list[Any]) -> Inner:
     apart = pre_tokenizers.Split(Regex(UNSPACED), "isolated")
     before = pre_tokenizers.Sequence([apart, pre_tokenizers.Whitespace()])
-    spaced = decoders.WordPiece(prefix="  ", cleanup=False)  # a prefix that no word has: a space before each
+    spaced = decoders.WordPiece(prefix="  ", cleanup=False)  # no word has this prefix, so each gets a space before it
     return _train_words(texts, size, _new(models.WordLevel(unk_token="<unk>"), steps, before, _without_gaps(spaced)))
 
 
 def _train_words(texts: Texts, size: int, inner: Inner) -> Inner:
-    """The most frequent words. One that is called like a special token does not take its number."""
+    """Train on the most frequent words. A word that looks like a special token does not get its id."""
     inner.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=size, show_progress=False))
     ranked = inner.get_vocab()
     words = sorted(ranked.keys() - set(SPECIALS), key=ranked.__getitem__)[: size - len(SPECIALS)]
@@ -165,20 +166,21 @@ def _train_words(texts: Texts, size: int, inner: Inner) -> Inner:
 
 
 def _without_gaps(decoder: Any) -> Any:
-    """No spaces between the characters of a script that has none."""
+    """Return a decoder that also removes spaces between characters of scripts without spaces."""
     gap = decoders.Replace(Regex(rf"(?<={UNSPACED}) (?={UNSPACED})"), "")
     return decoders.Sequence([decoder, decoders.Fuse(), gap])
 
 
 def _pretokenized(texts: Texts, size: int, steps: list[Any]) -> Inner:
-    # A token that is called like a mark must not become one.
+    # A word that looks like a special token must not become one.
     marks = normalizers.Replace(Regex(r"(?<!\S)(<pad>|<s>|</s>)(?!\S)"), "<unk>")
     inner = _new(models.WordLevel(unk_token="<unk>"), [*steps, marks], pre_tokenizers.WhitespaceSplit())
     return _train_words(texts, size, inner)
 
 
 def labels(texts: Texts, ordered: bool = False) -> Inner:
-    """A whole text is one token. ordered: they are numbered as they come."""
+    """Return a tokenizer in which every whole text is one token. ordered: ids follow the given order, not the
+    alphabet."""
     names = list(dict.fromkeys(text.strip() for text in texts))
     names = names if ordered else sorted(names)
     if len(names) < 2:
@@ -188,8 +190,8 @@ def labels(texts: Texts, ordered: bool = False) -> Inner:
 
 class Kind(NamedTuple):
     learn: Callable[[Texts, int, list[Any]], Inner]
-    size: int  # tokens, when nothing is said
-    least: int = 1  # tokens beside the special ones
+    default_size: int  # of the vocabulary
+    min_size: int = 1  # of the vocabulary, special tokens not counted
 
 
 KINDS = {

@@ -1,8 +1,8 @@
-"""Texts as token numbers in a file that is mapped into memory: written once in a stream, however large the corpus is.
+"""Tokenize texts into a memory-mapped file: written once as a stream, however large the corpus is.
 
-train.arrow   an Arrow file, a list of numbers per side, each ending with the end mark     for pairs
-train.ids     nothing but numbers, 32 bits each                                            for a running text
-*.json        beside it: what it was made of, and what was left out
+train.arrow   an Arrow file, a list of token ids per column, each ending with the end token     for pairs
+train.ids     nothing but token ids, 32 bits each                                               for a running text
+*.json        next to it: a key of what it was made of, and how many examples were left out
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from regard.errors import in_one_line, short
 from .read import CorpusSplit, Tick, no_progress
 from .tokenizer import Tokenizer
 
-CHUNK = 8192  # records that are encoded together, and that a batch of the file holds
-VERSION = 1  # of what is written here
+CHUNK = 8192  # records that are encoded at a time, and that a record batch of the file holds
+VERSION = 1  # of the format of the files
 COLUMNS = {1: ("text",), 2: ("source", "target")}
 
 
 class Coder(Protocol):
-    """Records -> columns of token numbers.
+    """Encodes records as columns of token ids.
 
     names: of the columns.
     """
@@ -43,12 +43,12 @@ class Coder(Protocol):
     def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]: ...
 
     def key(self) -> list[Any]:
-        """What is different whenever the outcome may be, besides the tokenizers."""
+        """Return what the result depends on, besides the tokenizers."""
 
 
 class ColumnCoder:
-    """One tokenizer a column. The first column, which is read, gets the marks that its tokenizer sets; all end in the
-    end mark."""
+    """Encodes each column with its own tokenizer. The first column, the input, gets the special tokens that its
+    tokenizer adds; all others get the end token."""
 
     def __init__(self, tokenizers: Sequence[Tokenizer]):
         self.tokenizers, self.names = tokenizers, COLUMNS[len(tokenizers)]
@@ -63,10 +63,10 @@ class ColumnCoder:
 
 
 class PreparedDataset:
-    """The examples of a prepared file, by number: a tuple of token arrays each, which are not copied.
+    """The examples of a prepared file: tuples of token arrays, which are views of the file.
 
     lengths:  (examples, columns)
-    left_out: examples that were longer than allowed.
+    left_out: the number of examples that were too long.
     """
 
     def __init__(self, path: str | Path):
@@ -109,12 +109,12 @@ def prepare(
     tick: Tick = no_progress,
     code: Coder | None = None,
 ) -> PreparedDataset:
-    """Encode every record and write it to `path`; what is there already for the same records and tokenizers is taken
-    as it is.
+    """Encode every record and write it to `path`, unless it is there already for the same records and tokenizers.
 
-    max_tokens: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
-    tick:    called with the number of examples done.
-    code:    how; None: one tokenizer a column.
+    max_tokens: the most tokens of a sequence, the end token included, for all columns or for each; longer examples are
+                left out.
+    tick:       called with the number of examples done.
+    code:       encodes the records; None: one tokenizer per column.
     """
     path, code = Path(path), code or ColumnCoder(tokenizers)
     limits = [max_tokens] * len(code.names) if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
@@ -141,8 +141,8 @@ def prepare(
 
 
 def prepare_text(lines: CorpusSplit, tokenizer: Tokenizer, path: str | Path, tick: Tick = no_progress) -> np.ndarray:
-    """One long array of token numbers, (time,), mapped into memory. The end mark follows every document, and stands for
-    the line ends of a running text where the tokenizer has no token for them."""
+    """Return the token ids of a text as one memory-mapped array, (time,). The end token follows every document, and
+    replaces the line ends of a running text where the tokenizer has no token for them."""
     path = Path(path)
     marked = lines.documents or not tokenizer.keeps_newlines()
     key = _cache_key(lines, [tokenizer], [])
@@ -176,7 +176,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _fits(columns: list[list[list[int]]], limits: Sequence[int | None]) -> np.ndarray:
-    """(rows,) True where no side is too long."""
+    """Return which rows have no column that is too long, (rows,)."""
     fits = np.ones(len(columns[0]), dtype=bool)
     for column, limit in zip(columns, limits, strict=True):
         if limit is not None:
@@ -194,7 +194,7 @@ def _lists(column: list[list[int]], fits: np.ndarray) -> pa.ListArray:
 def _cache_key(
     lines: CorpusSplit, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()
 ) -> str:
-    """Different whenever the outcome may be."""
+    """Return a hash of all that the result depends on."""
     made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits), *more]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
@@ -204,7 +204,7 @@ def _note_path(path: Path) -> Path:
 
 
 def _note(path: Path) -> dict[str, Any] | None:
-    """What stands beside a file that was finished."""
+    """Return the note next to a file; None: the file is not complete."""
     try:
         note = json.loads(_note_path(path).read_text(encoding="utf-8"))
         return note if path.stat().st_size == note["size"] else None
@@ -219,7 +219,8 @@ def _is_done(path: Path, key: str) -> bool:
 
 @contextmanager
 def _write_atomically(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A name to write to. The note beside the file goes first and comes last, so that it never speaks of another."""
+    """Yield a temporary path to write to, and the note to fill in. The old note is removed before the file is replaced
+    and the new one is written after it, so that a note never describes another file."""
     part, note = path.with_name(path.name + ".part"), {"key": key}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Files in the forms that people have, as three streams of records: train, dev and test.
+"""Open data files in the usual formats as three streams of records: train, dev and test.
 
     corpus = open_corpus("pairs.tsv")                    # one file, split by a hash of the source
     corpus = open_corpus("train.en,train.de", dev="dev.en,dev.de")
     corpus = open_corpus("folder")                       # train.*, dev.* and test.*
     for source, target in corpus.train: ...
 
-Everything is read once at the beginning, so that a bad line is told, with its number, before any long work.
+Everything is read once at the beginning, so that a bad line is reported, with its number, before any long work.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from .forms import NumberedRow, Parallel, Table, Text, format_of
 from .parquet import Parquet
 
 MAX_CHARS = 50_000  # characters of a text
-SAMPLE_CHARS = 32_000_000  # characters that are enough to learn a tokenizer from
-LONG_RUN = 9  # characters between spaces; a text with longer runs is as costly to learn from as DENSE times its length
+SAMPLE_CHARS = 32_000_000  # characters that are enough to train a tokenizer
+# Characters per word, on average; training a tokenizer on texts with longer words costs LONG_RUN_COST times as much.
+LONG_RUN = 9
 LONG_RUN_COST = 8
 KINDS = {"pairs": 2, "text": 1, "matches": 3, "tags": 2}
-TICK_EVERY = 1 << 16  # records between two calls of tick
+TICK_EVERY = 1 << 16  # records between two calls of `tick`
 
 Tick = Callable[[int], None]
 
 
 def no_progress(done: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 class File(Protocol):
-    name: str  # for sentences
-    unit: str  # what its numbers count: line, row
-    documents: bool  # a record is complete in itself, and no line of a running text
+    name: str  # for messages
+    unit: str  # what rows are counted in: line or row
+    documents: bool  # whether a record is a whole text, not a line of a running text
 
     def rows(self) -> Iterator[NumberedRow]: ...
 
@@ -50,15 +51,17 @@ class File(Protocol):
 
 
 class Records:
-    """All good records of some files, in their order; read anew each time.
+    """All good records of some files, in order, read anew on each iteration.
 
-    skip: leave bad lines out and count them, instead of refusing the file.
+    skip: leave out and count bad lines, instead of refusing the file.
     """
 
     def __init__(self, files: list[File], skip: bool):
         self.files, self.skip = files, skip
-        self.skipped: Counter[str] = Counter()  # by reason, of the last whole reading
-        self.count = self.characters = self.weight = 0  # weight: characters, by what it costs to learn from them
+        self.skipped: Counter[str] = Counter()  # by reason, in the last complete iteration
+        self.count = self.characters = self.weight = (
+            0  # weight: characters, weighted by the cost of training a tokenizer on them
+        )
 
     @property
     def documents(self) -> bool:
@@ -66,13 +69,13 @@ class Records:
 
     @property
     def pick(self) -> ColumnSelector | None:
-        """What takes the columns out of the first file; None where there are no columns."""
+        """Return the column selector of the first file; None: it has no columns."""
         return getattr(self.files[0], "pick", None)
 
     @property
     def header_unsure(self) -> bool:
-        """Whether the first line of the first file was taken as data although nobody said that it is no header."""
-        return getattr(self.files[0], "unsure", False)
+        """Return whether the first line of the first file was taken as data without the user saying so."""
+        return getattr(self.files[0], "header_unsure", False)
 
     @property
     def name(self) -> str:
@@ -94,7 +97,7 @@ class Records:
         self.skipped = skipped
 
     def read_and_count(self, tick: Tick) -> Iterator[tuple[str, ...]]:
-        """As reading, and count, characters and weight are known afterwards."""
+        """Yield every record; afterwards count, characters and weight are set."""
         count = characters = weight = 0
         for row in self:
             count += 1
@@ -116,7 +119,7 @@ class Records:
 
 
 class CorpusSplit:
-    """One part of a corpus: tuples of texts, streamed from the files each time they are asked for."""
+    """One split of a corpus: tuples of texts, streamed from the files on each iteration."""
 
     def __init__(
         self, records: Records, share: split.HashRange | split.TextRange | None = None, count: int | None = None
@@ -126,12 +129,12 @@ class CorpusSplit:
 
     @property
     def skipped(self) -> Counter[str]:
-        """Bad lines by reason, in all of the files."""
+        """Return the number of bad lines by reason, in all files."""
         return self.records.skipped
 
     @property
     def documents(self) -> bool:
-        """Each record is complete in itself; if not, together they are one running text."""
+        """Return whether each record is a whole text; if not, together they are one running text."""
         return self.records.documents
 
     @property
@@ -148,24 +151,27 @@ class CorpusSplit:
             yield row
         self.count = count
 
-    def texts(self, *columns: int, most: int = SAMPLE_CHARS, seed: int = 1) -> Iterator[str]:
-        """The texts of these columns, all when none are named; of a large corpus a sample of about `most`
+    def texts(self, *columns: int, max_chars: int = SAMPLE_CHARS, seed: int = 1) -> Iterator[str]:
+        """Yield the texts of these columns, or of all; of a large corpus a random sample of about `max_chars`
         characters, fewer in a script without spaces."""
-        portion = most / max(self.records.weight, 1)
+        portion = max_chars / max(self.records.weight, 1)
         chance = random.Random(seed)
         for row in self:
             if portion >= 1 or chance.random() < portion:
                 yield from (row[column] for column in columns) if columns else row
 
     def key(self) -> dict[str, Any]:
-        """What is different whenever the records may be."""
+        """Return what the records depend on."""
         files = [[type(file).__name__, *file.key()] for file in self.records.files]
         return {"files": files, "skip": self.records.skip, "share": self.share.key() if self.share else None}
 
 
 class Corpus:
-    """train, dev, test: the parts; dev and test are None where there are none.
-    notes: sentences about what was chosen for the user, and what was skipped."""
+    """The splits of a corpus.
+
+    dev, test: None where there are none.
+    notes:     sentences for the user about what was chosen, and what was skipped.
+    """
 
     def __init__(self, train: CorpusSplit, dev: CorpusSplit | None, test: CorpusSplit | None, notes: list[str]):
         self.train, self.dev, self.test, self.notes = train, dev, test, notes
@@ -190,15 +196,17 @@ def open_corpus(
     tick: Tick = no_progress,
     header: str | None = None,
 ) -> Corpus:
-    """data:    a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
+    """Open a corpus and check all its records.
+
+    data:       a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
     source, target: instead of data, two parallel files; with a folder, the endings of its parallel files.
     dev, test:  files like data; or how much of data to take for them: a share below 1, a number of records, 0 for none.
-    columns:    of tables, names or numbers counted from 0.
-    kind:       pairs; text for language models; matches: two texts and a label; tags: words with a tag each.
+    columns:    of tables: names, or numbers counted from 0.
+    kind:       pairs; text for language models; matches: two texts and a label; tags: words with one tag each.
     bad_lines:  refuse, or skip them and count.
-    max_chars:  characters of a text; a longer one is bad. A line of a running text may have any length.
+    max_chars:  the most characters of a text; a longer one is bad. A line of a running text may have any length.
     tick:       called now and then with the number of records read.
-    header:     yes or no: the first line of a TSV or CSV file is the names of its columns, or an example; None: by its
+    header:     yes or no: the first line of a TSV or CSV file names the columns, or is an example; None: decided by its
                 words.
     """
     _check_choice("kind", kind, KINDS)
@@ -220,7 +228,7 @@ def open_corpus(
             parts.pop(name, None)
             sizes[name] = given
     if len(parts) > 1:
-        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+        sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
     lines = opener.cut(parts.pop("train"), sizes, seed)
     for name, files in parts.items():
@@ -235,7 +243,7 @@ def open_corpus(
 def open_table(
     path: Path, columns: tuple[str, ...] | None = None, header: bool | None = None, max_chars: int = MAX_CHARS
 ) -> Table | Parquet:
-    """Return a table of which these columns are taken; None: all of them."""
+    """Open a table with these columns selected; None: all columns."""
     if columns is None:
         pick = open_table(path, ("0",), header, max_chars).pick
         columns = tuple(map(str, pick.names or range(pick.width)))
@@ -246,7 +254,7 @@ def open_table(
 
 
 class _Opener:
-    """Opens files as the user wants them read."""
+    """Opens files with the options that the user gave."""
 
     def __init__(
         self, columns: tuple[str, ...], kind: str, max_chars: int, skip: bool, tick: Tick, header: bool | None
@@ -294,7 +302,7 @@ class _Opener:
         return CorpusSplit(records)
 
     def cut(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, CorpusSplit]:
-        """Train, and of the same files dev and test where they have a size."""
+        """Split files into train, and dev and test where they have a size."""
         records = Records(files, self.skip)
         if all(size == 0 for size in sizes.values()):
             records.check(self.tick)
@@ -353,7 +361,8 @@ def _check_choice(what: str, word: str, known: Any) -> None:
 
 
 def overlap(train: CorpusSplit, dev: CorpusSplit) -> int:
-    """How many records of dev have a source that train has, too. Lines of a running text may well repeat."""
+    """Return how many records of dev have a source that is also in train; 0 for running text, whose lines may
+    repeat."""
     if not dev.documents:
         return 0
     wanted = Counter(hash(row[0]) for row in dev)

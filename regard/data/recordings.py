@@ -1,6 +1,6 @@
-"""Recordings to learn from, each with its text: read once, kept at 16 kHz in 16 bits, and heard a batch at a time.
+"""Recordings with their texts: read once, stored at 16 kHz in 16 bits, and turned into log-mel frames batch by batch.
 
-train.sounds   an Arrow file: samples, and the text in tokens with the end mark
+train.sounds   an Arrow file: samples, and the token ids of the text with the end token
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .read import CorpusSplit, Tick, no_progress
 from .sound import read_sound
 from .tokenizer import Tokenizer
 
-CHUNK = 64  # recordings in a part of the file
+CHUNK = 64  # recordings in a record batch of the file
 INT16_SCALE = 2**15
 SCHEMA = pa.schema([("source", pa.list_(pa.int16())), ("target", pa.list_(pa.int32()))])
 
 
 def folder_of(lines: CorpusSplit) -> Path:
-    """Names of recordings are meant from where the table stands that names them."""
+    """Return the folder of the table that names the recordings, to which their paths are relative."""
     first = lines.records.files[0]
     return Path(getattr(first, "path", None) or first.paths[0]).parent  # type: ignore[attr-defined]
 
@@ -44,9 +44,10 @@ def prepare_sounds(
     skip: bool = False,
     tick: Tick = no_progress,
 ) -> PreparedDataset:
-    """Pairs of a recording's file and its text -> samples and tokens, in a file; one that is there is taken as it is.
+    """Write the samples and tokens of recordings to `path`, unless they are there already.
 
-    limits: samples and tokens at the most; longer examples are left out.
+    lines:  pairs of a file and its text.
+    limits: the most samples and tokens; longer examples are left out.
     skip:   leave out recordings that cannot be read, instead of refusing them.
     """
     root = folder_of(lines)
@@ -77,7 +78,7 @@ def prepare_sounds(
 
 
 def _stamps(lines: CorpusSplit, root: Path) -> str:
-    """Different whenever a recording may be."""
+    """Return a hash of the names, sizes and times of the recordings."""
     digest = hashlib.sha256()
     for file, *_ in lines:
         status = (root / file).stat() if (root / file).is_file() else None
@@ -86,7 +87,7 @@ def _stamps(lines: CorpusSplit, root: Path) -> str:
 
 
 def _read(rows: Sequence[tuple[str, ...]], root: Path, name: str, skip: bool) -> list[np.ndarray]:
-    """Samples of each; none of what cannot be read."""
+    """Return the samples of each recording; none for one that cannot be read."""
     found = []
     for file, *_ in rows:
         try:
@@ -99,7 +100,7 @@ def _read(rows: Sequence[tuple[str, ...]], root: Path, name: str, skip: bool) ->
 
 
 def to_int16(sound: Tensor) -> np.ndarray:
-    """Samples between -1 and 1 -> 16 bits."""
+    """Return samples between -1 and 1 as 16-bit integers."""
     return (sound * INT16_SCALE).round().clamp(-INT16_SCALE, INT16_SCALE - 1).short().numpy()
 
 
@@ -111,13 +112,13 @@ def _lists(rows: Sequence, kind: pa.DataType) -> pa.ListArray:
 
 
 def to_log_mel(sounds: Sequence[np.ndarray], frames: int, bands: int) -> Tensor:
-    """(recordings, frames, bands), silence where one is shorter."""
+    """Return the log-mel frames of recordings, (recordings, frames, bands), padded with silence."""
     samples = [torch.from_numpy(np.array(sound)).float() / INT16_SCALE for sound in sounds]
     return torch.stack([log_mel(F.pad(one, (0, frames * HOP - len(one))), bands) for one in samples])
 
 
 def teacher_forced_after(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Batch:
-    """Texts in tokens, with the end mark, for teacher forcing after the tokens `before` them."""
+    """Return token ids that end in the end token as a batch for teacher forcing, after the prefix `before`."""
     target, valid = pad_rows([np.array([*before, *ids]) for ids in texts], pad)
     tokens, targets, valid = target[:, :-1], target[:, 1:], valid[:, 1:]
     targets = targets.where(valid & (torch.arange(targets.shape[1]) >= len(before) - 1), IGNORE)
@@ -126,7 +127,11 @@ def teacher_forced_after(texts: Sequence[Sequence[int]], before: Sequence[int], 
 
 
 class RecordingBatches:
-    """Batches of so many recordings with their texts, epoch after epoch in a new order."""
+    """Batches of `count` recordings with their texts, in a new order in every epoch.
+
+    window: the frames and mel bands of each recording.
+    before: the token ids that precede every text.
+    """
 
     def __init__(
         self, data: PreparedDataset, count: int, seed: int, window: tuple[int, int], before: Sequence[int], pad: int,

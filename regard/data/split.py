@@ -1,5 +1,5 @@
-"""One corpus cut into train, dev and test: by a hash of the source, so that no source is in two parts and the same seed
-always gives the same parts; a running text is cut into stretches instead, with train in front."""
+"""Split one corpus into train, dev and test: by a hash of the source, so that no source is in two splits and the same
+seed always gives the same splits; a running text is cut into three consecutive ranges instead, train first."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ DEFAULT_SHARE, MAX_DEFAULT_SIZE = (
     0.05,
     2000,
 )  # when nothing is said: so much for dev and for test each; of pairs no more than so many
-PARTS = ("test", "dev", "train")  # a larger dev leaves test as it is
+PARTS = ("test", "dev", "train")  # in this order, so that a larger dev leaves test unchanged
 
 Row = tuple[str, ...]
 
 
 def hash_bin(text: str, seed: int) -> int:
-    """Where a text falls among the bins."""
+    """Return the bin of a text, by its hash."""
     digest = blake2b(text.encode(), digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") % BINS
 
 
 @dataclass(frozen=True)
 class HashRange:
-    """The records whose source falls from bin `begin` up to `end`."""
+    """Selects the records whose source is in a bin from `begin` to before `end`."""
 
     begin: int
     end: int
@@ -46,7 +46,7 @@ class HashRange:
 
 @dataclass(frozen=True)
 class TextRange:
-    """The lines that begin from character `begin` up to `end` of a running text."""
+    """Selects the lines of a running text that begin from character `begin` to before `end`."""
 
     begin: int
     end: int
@@ -71,7 +71,8 @@ class Part:
 
 
 def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -> dict[str, Part]:
-    """sizes: of dev and of test, a count, a share below 1, 0 for none, or None for what is usual."""
+    """Split by a hash of the source. sizes: of dev and test: a count, a share below 1, 0 for none, or None for the
+    default."""
     bins = np.zeros(BINS, dtype=np.int64)
     block: list[int] = []
     for source in sources:
@@ -99,7 +100,7 @@ def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -
 
 
 def by_position(characters: int, sizes: dict[str, float | None]) -> dict[str, Part]:
-    """The text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
+    """Split a text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
     dev = _length(sizes.get("dev"), characters, "dev")
     test = _length(sizes.get("test"), characters, "test")
     cut = characters - dev - test

@@ -1,4 +1,4 @@
-"""Recipes as text: one published system per TOML file. Find, read, choose a size, override."""
+"""Find and read recipes, one published system per TOML file; choose a size and apply overrides."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Recipe = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The recipes that come with regard."""
+    """Return the names of the recipes that come with regard."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
+    """Return a recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
     written = read(name)
     try:
         return choose(written, size, overrides)
@@ -34,7 +34,7 @@ def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple
 
 
 def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
+    """Return a copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
     recipe = copy.deepcopy(recipe)
     for key in recipe:
         if key not in SECTIONS:
@@ -70,18 +70,19 @@ def _has_model(recipe: Recipe) -> None:
 
 
 def sizes(name: str | Path) -> list[str]:
-    """The names of a recipe's sizes."""
+    """Return the names of the sizes of a recipe."""
     known = read(name).get("size", {})
     return list(known) if isinstance(known, dict) else []
 
 
 def read(name: str | Path) -> Recipe:
-    """A recipe as it is written, with all its sizes."""
+    """Return a recipe as it is written, with all its sizes."""
     path = _find(name)
     text = read_text(path)
     try:
         written = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
+    # an integer of thousands of digits raises ValueError, not TOMLDecodeError
+    except (ValueError, RecursionError) as error:
         raise UserError(f"is not TOML: {in_one_line(error)}", file=display_name(path)) from None
     try:
         check_plain(written)
@@ -91,12 +92,12 @@ def read(name: str | Path) -> Recipe:
 
 
 def display_name(name: str | Path) -> str:
-    """How messages call a recipe: by its name when it is regard's, else by its file."""
+    """Return how messages name a recipe: by its name if it is built in, else by its file."""
     return Path(name).stem if is_built_in(name) else short(Path(name))
 
 
 def is_built_in(name: str | Path) -> bool:
-    """Return whether a recipe is regard's, and not a file of the user's."""
+    """Return whether a recipe comes with regard, and is not a file of the user."""
     path = Path(name)
     return path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
 
@@ -116,7 +117,8 @@ def _find(name: str | Path) -> Path:
 
 
 def merge(base: dict, over: dict) -> None:
-    """Deep: tables are merged, unless the new one names another part; everything else is replaced.
+    """Merge `over` into `base` recursively. A table is merged unless the new one names another part; all else is
+    replaced.
     A table with numbers as keys changes the entries of a list: [size.tiny.model.layer.0.feedforward]."""
     for key, value in over.items():
         old = base.get(key)
@@ -137,7 +139,8 @@ def merge(base: dict, over: dict) -> None:
 
 
 def override(recipe: Recipe, text: str) -> None:
-    """'model.layer.0.mixer.heads=2': the value is read as TOML, and as plain words when that fails."""
+    """Apply an override such as 'model.layer.0.mixer.heads=2'. The value is read as TOML, or as a string if that
+    fails."""
     path, equals, written = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
@@ -165,7 +168,8 @@ def override(recipe: Recipe, text: str) -> None:
 
 
 def _enter(here: Any, key: str) -> Any:
-    """The table or list at `key`; made where it is missing, and a part's name becomes a table of that part."""
+    """Return the table or list at `key`, created where it is missing. The name of a part becomes a table of that
+    part."""
     if isinstance(here, list):
         return here[_index(here, key, "the list")]
     if not isinstance(here, dict):

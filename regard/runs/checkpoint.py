@@ -1,7 +1,7 @@
-"""Checkpoints that cannot be half-written: a folder under another name, with the hashes of its files, then renamed.
+"""Checkpoints that are never half-written: a folder with a temporary name and the hashes of its files is renamed.
 
 runs/x/checkpoints/step-00001000/        model.safetensors  trainer.safetensors  trainer.json  SHA256SUMS
-runs/x/checkpoints/step-00001017-extra/  out of turn: a stop, a new best, or much time since the last one
+runs/x/checkpoints/step-00001017-extra/  unscheduled: a stop, a new best, or a long time since the last one
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TrainerState(TypedDict, total=False):
 
 class Newest(NamedTuple):
     path: Path | None
-    numbers: dict[str, Any]  # what it says
-    complaints: list[str]  # about those that are newer and damaged, a sentence each
+    numbers: dict[str, Any]  # the contents of its trainer.json
+    complaints: list[str]  # a sentence about each newer one that is damaged
 
 
 def write(
@@ -69,7 +69,7 @@ def write(
     numbers: dict[str, Any],
     scheduled: bool = True,
 ) -> Path:
-    """One more checkpoint. When it fails, what was there before still is."""
+    """Write a checkpoint and return its folder. If that fails, earlier checkpoints are untouched."""
     final = folder / f"step-{step:08d}{'' if scheduled else EXTRA}"
     part = folder / f".part-{final.name}"
     try:
@@ -95,7 +95,7 @@ def write(
 
 
 def list_checkpoints(folder: Path, scheduled: bool = False) -> list[Path]:
-    """Oldest first; due: without those out of turn."""
+    """Return the checkpoints, oldest first. scheduled: without the extra ones."""
     named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
     every = [(int(name[1]), not name[2], path) for path, name in named if name and not (scheduled and name[2])]
     return [path for _, _, path in sorted(every)]
@@ -110,12 +110,12 @@ def is_extra(path: Path) -> bool:
 
 
 def find_step(folder: Path, step: int) -> Path | None:
-    """The checkpoint of a step."""
+    """Return the checkpoint of a step, if there is one."""
     return next((path for path in reversed(list_checkpoints(folder)) if step_of(path) == step), None)
 
 
 def remove(path: Path) -> None:
-    """At once, for all who look for checkpoints."""
+    """Remove a checkpoint. It is renamed first, so that no reader sees half of it."""
     if path.exists():
         gone = path.with_name(f".gone-{path.name}")
         shutil.rmtree(gone, ignore_errors=True)
@@ -124,7 +124,7 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None) -> None:
-    """Remove all but the newest, the last `keep` that were due and the best; and what a kill left behind."""
+    """Remove all but the newest, the last `keep` scheduled ones and the best; and what a killed process left behind."""
     every = list_checkpoints(folder)
     stay = {*every[-1:], *list_checkpoints(folder, scheduled=True)[-keep:], best}
     for path in every:
@@ -135,18 +135,18 @@ def prune(folder: Path, keep: int, best: Path | None) -> None:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """The trainer's numbers, once the files are known to be what was written."""
+    """Return the contents of trainer.json, after checking the files against their hashes."""
     try:
         lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
         written = {name: digest for digest, name in (line.split("  ") for line in lines)}
         for name in (MODEL, TENSORS, STATE):
             if _hash(path / name) != written[name]:
                 raise UserError(f"{short(path / name)} is damaged: its contents are not what was written")
-        told = read_json(path / STATE, TrainerState)
-        for metrics in (told.get("metrics", {}), (told.get("best") or {}).get("metrics", {})):
-            if not all(isinstance(value, int | float) for value in metrics.values()):  # some may be NaN
+        state = read_json(path / STATE, TrainerState)
+        for metrics in (state.get("metrics", {}), (state.get("best") or {}).get("metrics", {})):
+            if not all(isinstance(value, int | float) for value in metrics.values()):  # NaN is allowed
                 raise UserError(f"{short(path / STATE)}: metrics are numbers, not {shown(metrics)}")
-        return told
+        return state
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:
@@ -154,7 +154,7 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path, scheduled: bool = False) -> Newest:
-    """The newest checkpoint that is whole, if there is one."""
+    """Return the newest checkpoint that is undamaged, if there is one."""
     complaints: list[str] = []
     for path in reversed(list_checkpoints(folder, scheduled)):
         try:
@@ -165,14 +165,14 @@ def newest(folder: Path, scheduled: bool = False) -> Newest:
 
 
 def newer_than(folder: Path, path: Path) -> list[Path]:
-    """The checkpoints that are newer than this one."""
+    """Return the checkpoints that are newer than this one."""
     every = list_checkpoints(folder)
     return every[every.index(path) + 1 :]
 
 
 def final_checkpoints(folder: Path, average: int, best: int | None, say: Callable[[str], None]) -> list[Path]:
-    """What a final model is made of: so many last ones that were due, or the one of the best step, or the newest.
-    Those that are damaged are told of and left out."""
+    """Return the checkpoints that the final model is made of: the last `average` scheduled ones, or that of the best
+    step, or the newest. Damaged ones are reported and left out."""
     scheduled = [path for path in list_checkpoints(folder, scheduled=True) if step_of(path)]
     one = None if best is None else find_step(folder, best)
     wanted = scheduled[-average:] if average else [one or list_checkpoints(folder)[-1]]
@@ -190,15 +190,15 @@ def final_checkpoints(folder: Path, average: int, best: int | None, say: Callabl
 
 
 def save_final(run: Path, tensors: dict[str, Tensor]) -> Path:
-    """The run's final weights, with their sum beside them."""
-    (run / SUMS).unlink(missing_ok=True)  # killed in between, they are just not checked
+    """Write the final weights of a run and their hash."""
+    (run / SUMS).unlink(missing_ok=True)  # if the process is killed in between, the weights are just not checked
     write_atomically(run / MODEL, tensors)
     write_atomically(run / SUMS, sha256_sums(run, [MODEL]))
     return run / MODEL
 
 
 def final_weights(run: Path) -> Path | None:
-    """The run's final weights, if there are any; damaged ones are refused."""
+    """Return the path of the final weights of a run, if there are any; damaged ones are refused."""
     path = run / MODEL
     if not path.is_file():
         return None
@@ -215,14 +215,14 @@ def final_weights(run: Path) -> Path | None:
 
 
 def set_aside(path: Path) -> None:
-    """Out of the way, for whoever wants to look at it."""
+    """Rename a damaged checkpoint, so that it is kept but no longer found."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
 
 
 def read(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """The trainer's tensors; the model's go into `model`."""
+    """Load the weights of a checkpoint into `model` and return the tensors of the trainer."""
     try:
         load_model(model, str(path / MODEL))
         return load_file(str(path / TENSORS))
@@ -232,8 +232,8 @@ def read(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run folder against every other process; the system lets go when the process ends, however it ends.
-    A folder that was made for this and is still empty goes away again."""
+    """Lock the run folder against other processes. The system releases the lock when the process ends, however it ends.
+    A folder that was created here and is still empty afterwards is removed."""
     new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -246,11 +246,11 @@ def locked(run: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.read(lock, 99).decode(errors="replace")
-            told, new = f" ({who})" if who else "", False
-            raise UserError(f"{short(run)} is in use by another process{told}: wait for it, or stop it") from None
+            owner, new = f" ({who})" if who else "", False
+            raise UserError(f"{short(run)} is in use by another process{owner}: wait for it, or stop it") from None
         except OSError as error:
             raise UserError(f"{short(run)} cannot be held against other processes: {reason(error)}") from None
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
+        with contextlib.suppress(OSError):  # on a full disk the lock works without the process id in it
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
         yield
@@ -262,7 +262,7 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, contents: str | dict[str, Tensor]) -> None:
-    """A text, or tensors: written beside and renamed, so that `path` is never half of it."""
+    """Write text or tensors to a temporary file and rename it, so that `path` is never half-written."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(contents.encode() if isinstance(contents, str) else to_bytes(contents, {"format": "pt"}))
@@ -274,7 +274,7 @@ def write_atomically(path: Path, contents: str | dict[str, Tensor]) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What the system or a library says, in a few words."""
+    """Return the message of an error of the system or a library, in a few words."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return "the disk is full"
     if isinstance(error, FileNotFoundError):
@@ -283,7 +283,7 @@ def reason(error: BaseException) -> str:
 
 
 def sha256_sums(folder: Path, names: Sequence[str]) -> str:
-    """Of some files, as the program sha256sum would print them."""
+    """Return the hashes of files in the format of sha256sum."""
     return "".join(f"{_hash(folder / name)}  {name}\n" for name in names)
 
 

@@ -1,4 +1,4 @@
-"""One job of a user per file: what its data looks like, the head, the objective, the metric, and how it answers.
+"""One task per file: what its data looks like, the head, the objective, the metrics, and how predictions are made.
 
 A task is found by its file: every class here with an `objective_name` is one, and there is no list of them.
 """
@@ -20,7 +20,7 @@ __all__ = ["Say", "Task", "Tick", "no_progress", "predictor_for", "task_of"]
 
 @cache
 def every_task() -> list[type[Task]]:
-    """Return the tasks in the files of this folder."""
+    """Return all tasks in the files of this folder."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     modules = [import_module(f".{file.stem}", __name__) for file in files]
     own = [
@@ -30,7 +30,8 @@ def every_task() -> list[type[Task]]:
 
 
 def task_of(recipe: dict[str, Any], name: str) -> type[Task]:
-    """Return the task of a recipe, by its objective, its kind of model and what that reads. name: of the recipe."""
+    """Return the task of a recipe, by its objective, its kind of model and what its embedding reads. name: of the
+    recipe."""
     objective, kind = recipe.get("objective", {}).get("part", "next_token"), recipe["model"].get("kind")
     embed = recipe["model"].get("embed", "tokens")
     if not isinstance(embed, str | dict):
@@ -43,7 +44,7 @@ def task_of(recipe: dict[str, Any], name: str) -> type[Task]:
 
 
 def predictor_for(model: Model) -> Any:
-    """Return the class that answers with such a model."""
+    """Return the class that makes predictions with such a model."""
     objective = getattr(model, "recipe", {}).get("objective", {}).get("part", "next_token")
     reads = getattr(getattr(model, "embed", None), "reads", "text")
     found = _tasks(objective, reads)
@@ -54,6 +55,6 @@ def predictor_for(model: Model) -> Any:
 
 
 def _tasks(objective: Any, reads: str) -> list[type[Task]]:
-    """Return the tasks with such an objective, those that ask for what the model reads first."""
+    """Return the tasks with this objective, those that require what the embedding reads first."""
     found = [one for one in every_task() if one.objective_name == objective and one.inputs in ("", reads)]
     return sorted(found, key=lambda one: not one.inputs)

@@ -1,7 +1,7 @@
-"""Match pictures with texts: two towers learn from pictures with a text each, and tell which belong together.
+"""Match images with texts: two towers learn from images with a text each, and predict which belong together.
 
 run = regard.load("runs/clip")
-run.match(["a.png", "b.png"], ["a photo of a cat", "a photo of a dog"])       # (pictures, texts), each row sums to 1
+run.match(["a.png", "b.png"], ["a photo of a cat", "a photo of a dog"])       # (images, texts), each row sums to 1
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .reader import truncated
 from .run import Prediction
 from .task import Say, Task, Tick, no_progress, say_nothing
 
-EVAL_BATCH_SIZE = 64  # pairs that are told apart when it is measured
-INDEX_BITS = 24  # bits of a picture's number; the hash of its text stands above them
+EVAL_BATCH_SIZE = 64  # pairs among which each image must find its text in an evaluation
+INDEX_BITS = 24  # bits of the index of an image; the hash of its text is above them
 
 
 class ImageTextMatcher:
-    """As a Run is of texts.
+    """Predicts which of some texts belongs to an image; the counterpart of `Run`.
 
-    text: what a picture may show, for `answers`.
-    lens: how pictures become numbers; None: as the folder says.
+    text:      the candidate texts, for `answers`.
+    processor: prepares images; None: the one of the run folder.
     """
 
     pairs = False
@@ -63,18 +63,18 @@ class ImageTextMatcher:
 
     @property
     def config(self) -> DecodeConfig:
-        """All texts, the likeliest first."""
+        """Return a config that asks for all texts, the most likely first."""
         count = max(len(self.text), 1)
         return DecodeConfig(beam=count, num_return=count)
 
     def read(self, files: Iterable[str | Path]) -> list[Path]:
-        """Each file is a picture; they are opened a few at a time."""
+        """Return the paths of image files, which are opened later, a few at a time."""
         return [Path(file) for file in files]
 
     def predict(
         self, files: Iterable[str | Path], config: DecodeConfig | None = None, text: Sequence[str] | None = None
     ) -> list[list[Prediction]]:
-        """For every picture the texts, the likeliest first."""
+        """Return for every image the texts, the most likely first."""
         self.text = self.text if text is None else list(text)
         return list(self.answers(files, config))
 
@@ -86,7 +86,7 @@ class ImageTextMatcher:
         read_ahead: int = BATCH_SIZE,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
-        """The same one by one."""
+        """Yield the predictions of `predict` one image at a time."""
         config = config or self.config
         if not self.text:
             raise UserError("which texts? Say --text for everything that a picture may show")
@@ -96,32 +96,33 @@ class ImageTextMatcher:
         )
 
     @torch.no_grad()
-    def match(self, files: Iterable[str | Path], texts: Sequence[str], cut: bool = False) -> Tensor:
-        """(pictures, texts) how likely each text is for a picture, among these texts."""
-        return self.model.compare(self.vectors(files), self.embed(texts, cut)).softmax(-1).cpu()
+    def match(self, files: Iterable[str | Path], texts: Sequence[str], truncate: bool = False) -> Tensor:
+        """Return the probability of each text for each image, among these texts, (images, texts)."""
+        return self.model.compare(self.vectors(files), self.embed(texts, truncate)).softmax(-1).cpu()
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
-        """(pictures, dim) of length one."""
+        """Return the normalized vectors of images, (images, dim)."""
         made = [self._image_vectors(some) for some in in_chunks(files)]
         if not made:
             raise UserError("there is no picture to make a vector of")
         return torch.cat(made)
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], cut: bool = False) -> Tensor:
-        """(texts, dim) of length one, to be compared with those of pictures."""
+    def embed(self, texts: Sequence[str], truncate: bool = False) -> Tensor:
+        """Return the normalized vectors of texts, (texts, dim), comparable with those of images."""
         if isinstance(texts, str) or not texts:
             raise UserError("texts come in a list of one at least")
-        tokens, valid = pad_rows(self.encode_inputs(texts, cut), self.source.pad)
+        tokens, valid = pad_rows(self.encode_inputs(texts, truncate), self.source.pad)
         return self.model.read(tokens.to(self.device), valid.to(self.device))
 
-    def encode_inputs(self, texts: Sequence[str], cut: bool) -> list[list[int]]:
-        """Texts as tokens with their marks, none longer than the model takes: such a one is cut, or refused."""
+    def encode_inputs(self, texts: Sequence[str], truncate: bool) -> list[list[int]]:
+        """Return the token ids of texts with special tokens. A text that is too long for the model is truncated, or
+        refused."""
         rows, limit = self.source.encode_with_special_tokens(texts), self.model.limit
         if limit is None:
             return rows
         for text, ids in zip(texts, rows, strict=True):
-            if len(ids) > limit and not cut:
+            if len(ids) > limit and not truncate:
                 raise UserError(
                     f"the text '{text[:40]}...' has {len(ids):,} tokens, and at most {limit:,} can be taken: shorten "
                     "it, or let it be cut (--truncate)"
@@ -136,11 +137,12 @@ class ImageTextMatcher:
         yield self.predict([file], config)[0][0].text
 
     def examples(self, asked: dict[str, Any], part: str) -> LabeledImages:
-        """A part of some data, or of what it was trained with."""
+        """Return a split of some data, or of the training data."""
         return load_split(self.model, asked, part, texts=True)
 
     def evaluate(self, examples: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: how many pictures in a hundred find their text among 64 and fewer."""
+        """Return the result of regard.evaluate; accuracy is the percentage of images that find their text among at most
+        64."""
         measures.check(names, self.metrics)
         begun = time.perf_counter()
         found = measure_batches(self.model, self._image_batches(examples), self.device)
@@ -160,7 +162,7 @@ class ImageTextMatcher:
 
 @torch.no_grad()
 def measure_batches(model: Towers, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
-    """Loss per pair, and how many pictures in a hundred find their own text among those of their batch."""
+    """Return the loss per pair, and the percentage of images that find their own text among those of the batch."""
     loss, right, count = 0.0, 0, 0
     for batch in batches:
         scores = scores_of(model, batch.to(device))
@@ -171,7 +173,7 @@ def measure_batches(model: Towers, batches: Iterable[Batch], device: torch.devic
 
 
 class CaptionBatches:
-    """Batches of pictures, and of the texts that `rows` number."""
+    """Batches of images with their texts. rows: the token ids of all texts, by index."""
 
     def __init__(self, seen: ImageBatches, rows: list[list[int]], pad: int):
         self.seen, self.rows, self.pad, self.epoch = seen, rows, pad, seen.epoch
@@ -244,7 +246,7 @@ class Captions(Task):
         )
         if unreadable:
             say(f"{examples.name}: {unreadable:,} pictures cannot be read and are left out")
-        texts = self.make_predictor(model, None, False).encode_inputs(examples.answers, cut=True)
+        texts = self.make_predictor(model, None, False).encode_inputs(examples.answers, truncate=True)
         if model.limit and (long := sum(len(ids) == model.limit for ids in texts)):
             say(f"{examples.name}: {long:,} texts fill the {model.limit} tokens that the model takes, and may be cut")
         return CaptionBatches(

@@ -1,4 +1,4 @@
-"""Label texts: an encoder, or a decoder that is asked at the end of a text, learns from texts with a label each:
+"""Classify texts: an encoder, or a decoder that predicts at the end of a text, learns from texts with one label each:
 sentiment, topic, intent.
 
 regard.load("runs/x").predict(["what a film"])[0][0].text
@@ -28,11 +28,11 @@ from .reader import Reader, top_classes
 from .run import Prediction
 from .task import DEV_TOKENS, Say, Task, Tick, no_progress, say_nothing
 
-FEW = 10  # examples, of which nothing can be told about their labels
+FEW = 10  # with fewer examples, nothing can be said about their labels
 
 
 class TextClassifier(Reader):
-    """target: the tokenizer of the labels."""
+    """Predicts the label of a text. target: the tokenizer of the labels."""
 
     metrics = ("loss", "accuracy", "f1")
 
@@ -52,17 +52,17 @@ class TextClassifier(Reader):
 
     @torch.no_grad()
     def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
-        """The `config.num_return` most probable labels of each text."""
+        """Yield the `config.num_return` most probable labels of each text."""
         for found in top_classes(self.model(*self.padded(rows)), config.num_return):
             names = self.target.tokens(label + FIRST_LABEL for label, _ in found)
             yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]
 
 
 class Labels(Task):
-    """What is answered in labels; those of pairs of texts and of words differ in a few places.
+    """The task of classifying texts, and the base of the tasks that label pairs of texts and words.
 
     always_measured: metrics that are measured without being asked for.
-    label_warning:  what should be told about the labels before anything is learned; empty: nothing.
+    label_warning:   a warning about the labels to print before training; empty: none.
     """
 
     objective_name = "classify"
@@ -101,20 +101,20 @@ class Labels(Task):
                 self.check_known_labels(lines, target, "among those of the run that this one begins from")
 
     def answer_tokenizer(self, corpus: Corpus) -> Tokenizer:
-        """Return the labels of the data, numbered."""
+        """Return the tokenizer of the answers."""
         self.check_header(corpus)
         return self.label_tokenizer(corpus)
 
     def label_tokenizer(self, corpus: Corpus) -> Tokenizer:
-        """Return the labels with their numbers: those of dev and test, too, which can be asked for but not be learned
-        where the training data has none of them."""
+        """Return the tokenizer of the labels, those of dev and test included, which cannot be learned where the
+        training data has none of them."""
         self.check_labels(corpus)
         learned = set(self.labels(corpus.train))
         asked = (self.labels(lines) for lines in (corpus.dev, corpus.test) if lines is not None)
         return Tokenizer.from_labels(learned.union(*asked) if len(learned) > 1 else learned)
 
     def check_header(self, corpus: Corpus) -> None:
-        """Refuse a file whose first line has a label that no other line has, and that may thus be a header."""
+        """Refuse a file whose first line has a label that no other line has, as it may be a header."""
         every = {id(lines.records): lines.records for lines in (corpus.train, corpus.dev, corpus.test) if lines}
         for records in every.values():
             if not records.header_unsure:
@@ -133,7 +133,7 @@ class Labels(Task):
                 )
 
     def check_labels(self, corpus: Corpus) -> None:
-        """Refuse data with about as many labels as examples, unless the columns were named and may well be right."""
+        """Refuse data with about as many labels as examples, unless the user named the columns."""
         labels, texts = (list({row[column].strip() for row in corpus.train}) for column in (-1, 0))
         examples = corpus.train.count or 0
         if examples < FEW or 2 * len(labels) <= examples:
@@ -153,7 +153,7 @@ class Labels(Task):
         )
 
     def labels(self, lines: CorpusSplit) -> Iterable[str]:
-        """All that stand there."""
+        """Return all labels of the data."""
         return {row[-1].strip() for row in lines}
 
     def check_known_labels(self, lines: CorpusSplit, known: Tokenizer, where: str) -> None:
@@ -173,7 +173,7 @@ class Labels(Task):
         return Classify(self.settings.label_smoothing)
 
     def make_batches(self, data: PreparedDataset, budget: int, shuffle: bool = True) -> Batches:
-        """Batches of at most so many tokens; of those to learn from, no more rows than the settings say."""
+        """Return batches of at most `budget` tokens; training batches have at most `batch_size` rows."""
         return LabeledBatches(
             data, budget, self.settings.seed, self.source.pad, shuffle, self.settings.batch_size * shuffle
         )

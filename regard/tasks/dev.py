@@ -1,4 +1,4 @@
-"""How good a model is on the dev set while it learns: its loss there, and how well it answers by itself."""
+"""Evaluate a model on the dev set during training: its loss, and metrics of its own answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOSS_METRICS = ("loss", "perplexity")  # measured without decoding
 
 
 class Dev:
-    """A model -> its metrics.
+    """Maps a model to its metrics.
 
-    objective:  gives the loss.
-    batches:    makes the dev batches anew each time.
-    run:        makes of a model what answers `sources`.
-    loss_metrics:     metrics that come of the loss.
-    metrics:    measured on the answers, for each of which some `references` are right.
+    objective:      computes the loss.
+    batches:        returns a new iterator over the dev batches.
+    make_predictor: wraps a model so that it can answer `sources`.
+    loss_metrics:   the metrics that are computed from the loss.
+    metrics:        the metrics of the answers, compared with `references`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Dev:
         return found
 
     def loss(self, model: Model) -> float:
-        """-log p per token."""
+        """Return the mean of -log p per target."""
         device = next(model.parameters()).device
         sums: list[Tensor] = []
         count = 0
@@ -69,11 +69,10 @@ class Dev:
 
 
 def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, overlap: int = 0) -> Iterator[Batch]:
-    """All of a text (time,) in windows, the last one as short as it must be: every token is asked for exactly once.
+    """Yield all of a text (time,) in windows, the last of which may be shorter; every token is a target exactly once.
 
-    before:  the token that the first one is asked after.
-    overlap: tokens that a window reads of the one before it, and is not asked for: what it asks for has that much to
-             go by.
+    before:  the token that precedes the first.
+    overlap: the number of tokens that a window shares with the previous one; they are context, not targets.
     """
     starts = range(0, max(len(text) - overlap, 1), context - overlap)
     for first in range(0, len(starts), rows):
@@ -90,8 +89,8 @@ def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, ov
 def group_references(
     lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0
 ) -> tuple[list[str], list[list[str]]]:
-    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
-    all over the lines, which may be sorted; 0: all."""
+    """Return sources, and for each the targets that count as right: that of its line, or those of all its lines. most:
+    the number of sources, spread evenly over the lines, which may be sorted; 0: all."""
     targets: dict[str | int, list[str]] = {}
     sources: dict[str | int, str] = {}
     for number, (*texts, target) in enumerate(lines):

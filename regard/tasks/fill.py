@@ -1,4 +1,4 @@
-"""Fill in what is hidden in a text: an encoder learns from texts of which some tokens are masked.
+"""Fill in the masks of a text: an encoder learns from texts of which some tokens are masked.
 
 regard.load("runs/x").predict(["the [MASK] sat on the mat"])[0][0].text
 """
@@ -37,19 +37,19 @@ class Filled(NamedTuple):
     """One way to fill a text in."""
 
     text: str
-    score: float  # what answers are ranked by: log p of all that was filled in
+    score: float  # log p of all filled-in tokens, by which answers are ranked
     tokens: list[str]  # for each mask
     probabilities: list[float]  # of them
-    cut: bool = False  # the text was too long, and shortened
+    cut: bool = False  # whether the text was too long and truncated
 
 
 def metrics_for(noise: Noise) -> tuple[str, ...]:
-    """What tells how good a masked model is."""
+    """Return the metrics of a masked language model."""
     return ("loss", "accuracy", "next_sentence") if noise.next_sentence else ("loss", "accuracy")
 
 
 class Filler(Reader):
-    """source: the tokenizer, which has a mask."""
+    """Fills in the masks of texts. source: a tokenizer with a mask token."""
 
     pairs = False
 
@@ -72,7 +72,7 @@ class Filler(Reader):
 
     @cached_property
     def never_filled(self) -> Tensor:
-        """(vocab,) True where a token is a mark, or none at all, and never an answer."""
+        """Return which ids are never an answer, (vocab,): special tokens and unused ids."""
         never_filled = torch.ones(self.model.vocab, dtype=torch.bool, device=self.device)
         never_filled[: len(self.pieces.ordinary)] = torch.from_numpy(~self.pieces.ordinary).to(self.device)
         return never_filled
@@ -93,14 +93,14 @@ class Filler(Reader):
         return rows, cut
 
     def _with_own_mask(self, text: str) -> str:
-        """With the mask as this tokenizer calls it."""
+        """Return a text with every usual name of the mask replaced by the mask token of this tokenizer."""
         for name in MASK_NAMES:
             text = text.replace(name, self.mask)
         return text
 
     @torch.no_grad()
     def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Filled]]:  # type: ignore[override]
-        """The `config.num_return` most probable fillings of each text, each mask by itself."""
+        """Yield the `config.num_return` most probable fillings of each text; masks are filled independently."""
         tokens, valid = self.padded(rows)
         batch = Batch(tokens, tokens, valid)
         at = tokens == self.source.inner.token_to_id(self.mask)
@@ -122,8 +122,8 @@ class Filler(Reader):
         return [one._replace(text=self._fill_masks(self._with_own_mask(text), one.tokens)) for one in answers]
 
     def _fill_masks(self, text: str, names: list[str]) -> str:
-        """Tokens in place of the masks. One that brings its space, or continues a word, comes right after what stands
-        before it."""
+        """Return the text with tokens in place of the masks. A token that includes its space, or continues a word,
+        follows the text before it directly."""
         whole, *rest = text.split(self.mask)
         for name, after in zip(names, rest, strict=True):
             piece = self.pieces.text(name)
@@ -134,7 +134,7 @@ class Filler(Reader):
         return whole
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: what is hidden is the same every time."""
+        """Return the result of regard.evaluate. The same tokens are masked every time."""
         measures.check(metrics, self.metrics)
         begun = time.perf_counter()
         rows = list(lines)
@@ -150,12 +150,17 @@ class Filler(Reader):
             stream, self.source, masker, context, budget, settings.seed, pairs, documents, shuffle=False
         )
         found = measured(self.model, first_epoch(masking))  # type: ignore[arg-type]
-        told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
-        return told | {"seconds": {"loss": time.perf_counter() - begun}}
+        result = {
+            "scores": {name: found[name] for name in metrics},
+            "signatures": {},
+            "counts": {"examples": len(rows)},
+        }
+        return result | {"seconds": {"loss": time.perf_counter() - begun}}
 
 
 def best_combinations(several: list[list[tuple[int, float]]], best: int) -> list[tuple[list[tuple[int, float]], float]]:
-    """For each mask its likeliest tokens with their log p -> the likeliest fillings of all, with the sum of log p."""
+    """Return the most likely combinations of one token per mask, with the sums of their log p. several: for each mask
+    its most likely tokens and their log p."""
     found: list[tuple[list[tuple[int, float]], float]] = [([], 0.0)]
     for tokens in several:
         longer = [([*chosen, one], score + one[1]) for chosen, score in found for one in tokens]

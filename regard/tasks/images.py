@@ -1,4 +1,4 @@
-"""Label pictures: an encoder of patches learns from pictures with a label each, and says what a picture shows.
+"""Classify images: an encoder of patches learns from images with one label each.
 
 regard.load("runs/x").predict(["cat.png"])[0][0].text
 """
@@ -32,17 +32,18 @@ from .reader import top_classes
 from .run import Prediction
 from .task import DEV_TOKENS, Say, Task, Tick, no_progress, say_nothing
 
-BATCH_SIZE = 16  # pictures that are worked on side by side
-PREPROCESSOR = Path("origin") / "preprocessor_config.json"  # in a run folder that came from elsewhere
+BATCH_SIZE = 16  # images that are computed at a time
+PREPROCESSOR = Path("origin") / "preprocessor_config.json"  # in the run folder of a converted model
 
 
 def processor_for(folder: Path | None, model: Model, clip: bool = False) -> ImageProcessor:
-    """How a run wants its pictures: as it was trained, as it came with, or as is usual. model: the one that sees."""
+    """Return the image processor of a run: that of its training, that of its original, or the default. model: the image
+    encoder."""
     sides, channels = model.embed.sides, model.embed.channels  # type: ignore[union-attr]
     if folder is not None:
-        told = read_run_json(folder)
-        if "images" in told:
-            return ImageProcessor.read(told["images"])
+        info = read_run_json(folder)
+        if "images" in info:
+            return ImageProcessor.read(info["images"])
         path = folder / PREPROCESSOR
         if path.is_file():
             return from_preprocessor_config(read_json(path, PreprocessorConfig), channels)
@@ -50,7 +51,7 @@ def processor_for(folder: Path | None, model: Model, clip: bool = False) -> Imag
 
 
 def in_chunks(files: Iterable[str | Path]) -> Iterator[list[str | Path]]:
-    """Those that are worked on side by side."""
+    """Yield files in lists of BATCH_SIZE."""
     if isinstance(files, str | Path):
         raise UserError("pictures come in a list: for a single one, say [file]")
     left = iter(files)
@@ -65,16 +66,18 @@ def top_labels(
     best: int,
     tick: Callable[[int], None],
 ) -> Iterator[list[Prediction]]:
-    """For every picture the `best` likeliest of some names. scores: of a few pictures, (pictures, names)."""
+    """Yield for every image the `best` most likely names. scores: returns the logits of a list of files, (images,
+    names)."""
     for some in in_chunks(files):
         for found in top_classes(scores(some), best):
-            told = [(names[number], log) for number, log in found]
-            yield [Prediction(name, log, log, [name], True) for name, log in told]
+            named = [(names[number], log) for number, log in found]
+            yield [Prediction(name, log, log, [name], True) for name, log in named]
         tick(len(some))
 
 
 def load_split(model: Any, asked: dict[str, Any], part: str, texts: bool = False) -> LabeledImages:
-    """A part of some data. asked: as in a Job, and whether it is the run's own; part: train, dev or test."""
+    """Return a split of some data. asked: the entries of a Job, and `own`, whether it is the run's own data; part:
+    train, dev or test."""
     if asked.get("data") is None:
         raise UserError("which pictures? Name them with --data")
     if asked.get("own", True):
@@ -88,10 +91,10 @@ def load_split(model: Any, asked: dict[str, Any], part: str, texts: bool = False
 
 
 class ImageClassifier:
-    """As a Run is of texts.
+    """Predicts the label of an image; the counterpart of `Run`.
 
-    lens:   how pictures become numbers; None: as the folder says.
-    labels: the names of the classes; None: as the folder says, else their numbers.
+    processor: prepares images; None: the one of the run folder.
+    labels:    the names of the classes; None: those of the run folder, else their numbers.
     """
 
     pairs = False
@@ -117,11 +120,11 @@ class ImageClassifier:
             raise UserError(f"there are {len(self.labels)} labels, and the model tells {classes} classes")
 
     def read(self, files: Iterable[str | Path]) -> list[Path]:
-        """Each file is a picture; they are opened a few at a time."""
+        """Return the paths of image files, which are opened later, a few at a time."""
         return [Path(file) for file in files]
 
     def predict(self, files: Iterable[str | Path], config: DecodeConfig | None = None) -> list[list[Prediction]]:
-        """For every picture its likeliest labels, best first."""
+        """Return for every image its most likely labels, best first."""
         return list(self.answers(files, config))
 
     def answers(
@@ -132,14 +135,14 @@ class ImageClassifier:
         read_ahead: int = BATCH_SIZE,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Prediction]]:
-        """The same one by one."""
+        """Yield the predictions of `predict` one image at a time."""
         config = config or self.config
         if not self.labels:
             raise UserError("this model has no labels: it gives vectors, for which there is run.vectors([...])")
         yield from top_labels(files, self.labels, self._logits, config.num_return, tick)
 
     def vectors(self, files: Iterable[str | Path]) -> Tensor:
-        """(pictures, width) the vector of each from which labels would be told."""
+        """Return the hidden states from which labels are predicted, (images, width)."""
         made = [self._hidden(some) for some in in_chunks(files)]
         if not made:
             raise UserError("there is no picture to make a vector of")
@@ -159,11 +162,11 @@ class ImageClassifier:
         yield self.predict([file], config)[0][0].text
 
     def examples(self, asked: dict[str, Any], part: str) -> LabeledImages:
-        """A part of some data, or of what it was trained with."""
+        """Return a split of some data, or of the training data."""
         return load_split(self.model, asked, part)
 
     def evaluate(self, examples: LabeledImages, names: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: accuracy in percent."""
+        """Return the result of regard.evaluate; accuracy is in percent."""
         measures.check(names, self.metrics)
         begun = time.perf_counter()
         numbers = {label: number for number, label in enumerate(self.labels)}
@@ -177,7 +180,7 @@ class ImageClassifier:
 
 
 def _image_batches(examples: LabeledImages, numbers: dict[str, int], processor: ImageProcessor) -> Iterator[Batch]:
-    """Batches of pictures that are read as they are wanted."""
+    """Yield batches of images, which are read as they are needed."""
     for begin in range(0, len(examples), BATCH_SIZE):
         some = range(begin, min(begin + BATCH_SIZE, len(examples)))
         images = torch.stack([processor.normalize(processor.resize_and_crop(examples.image(n))) for n in some])
@@ -187,7 +190,7 @@ def _image_batches(examples: LabeledImages, numbers: dict[str, int], processor: 
 
 @torch.no_grad()
 def measure_batches(model: Model, batches: Iterable[Batch], device: torch.device | str) -> dict[str, float]:
-    """Loss per picture, and how many in a hundred get their label."""
+    """Return the loss per image, and the accuracy in percent."""
     loss, right, count = 0.0, 0, 0
     for batch in batches:
         batch = batch.to(device)
@@ -223,7 +226,7 @@ class Images(Task):
         return self.pictures
 
     def learn_tokenizers(self, corpus: Any, tick: Tick) -> None:
-        """Pictures have no tokens."""
+        """Do nothing: images have no tokens."""
 
     def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe.setdefault("vocab", 1)

@@ -1,4 +1,4 @@
-"""From a run folder to the object that answers with its model."""
+"""Load a run folder as an object that makes predictions with its model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from .run import Run
 def load(
     folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False
 ) -> Run | Reader | NodeClassifier:
-    """A run folder, as `regard train` leaves it, or several whose models answer together. One that was stopped early
-    gives its newest checkpoint, and its `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+    """Load a run folder, or several as an ensemble. An unfinished run gives its newest checkpoint, and its `note` says
+    so.
+    int8: quantize the weights to eight bits; see decode/int8.py."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     loaded = [_load(one, device) for one in folders]
     if int8:
@@ -33,7 +34,7 @@ def load(
 
 
 def _ensemble(runs: Sequence[Any]) -> Run:
-    """One that answers with the models of all."""
+    """Return one run that answers with the models of all."""
     if not runs:
         raise UserError("there is no run folder to load")
     first = runs[0]

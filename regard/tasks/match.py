@@ -1,5 +1,5 @@
-"""Match two texts: tell what is between them, a label (one follows from the other) or a number (how alike they are).
-The model is an encoder, or a decoder that is asked at the end of both.
+"""Classify or rate pairs of texts: predict a label (entailment) or a number (similarity). The model is an encoder, or a
+decoder that predicts at the end of both.
 
 regard.load("runs/x").predict([("a man sleeps", "somebody is awake")])[0][0].text
 """
@@ -28,12 +28,12 @@ from .reader import Reader, check_lengths, top_classes
 from .run import MAX_SOURCE_TOKENS, Prediction
 from .task import Say, Tick
 
-MANY = 10  # different whole numbers that may still be labels
+MANY = 10  # up to this many different integers are taken as labels
 OF_NUMBERS, OF_LABELS = ("pearson", "spearman"), ("accuracy", "f1")
 
 
 class Pair(list[int]):
-    """The tokens of two texts, and of each which one it is of."""
+    """The token ids of two texts, and the segment id of each token."""
 
     def __init__(self, ids: list[int], segments: list[int]):
         super().__init__(ids)
@@ -41,14 +41,16 @@ class Pair(list[int]):
 
 
 class Matcher(Reader):
-    """target: the tokenizer of the labels; where answers are numbers, nobody asks it. A text to answer is two of them,
-    as a tuple or with a tab between."""
+    """Predicts the label or number of a pair of texts, given as a tuple or with a tab between.
+
+    target: the tokenizer of the labels; unused where answers are numbers.
+    """
 
     reads = "matches"
 
     @property
     def rates(self) -> bool:
-        """Answers are numbers."""
+        """Return whether answers are numbers."""
         return getattr(self.model.head, "classes", None) is None
 
     @property
@@ -76,7 +78,7 @@ class Matcher(Reader):
         self, texts: list[str], config: DecodeConfig, lines_before: int = 0
     ) -> tuple[list[list[int]], list[bool]]:
         limit = min(config.max_source_tokens or MAX_SOURCE_TOKENS, self.limit or MAX_SOURCE_TOKENS)
-        pairs = [_two(text, number) for number, text in enumerate(texts, lines_before + 1)]
+        pairs = [_split_pair(text, number) for number, text in enumerate(texts, lines_before + 1)]
         rows = self.coder.encode_pairs(pairs)
         cut = check_lengths([len(ids) for ids, _ in rows], limit, config, lines_before)
         rows = self.coder.encode_pairs(pairs, limit) if any(cut) else rows
@@ -84,7 +86,7 @@ class Matcher(Reader):
 
     @torch.no_grad()
     def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
-        """The `config.num_return` most probable labels of each pair, or its number."""
+        """Yield the `config.num_return` most probable labels of each pair, or its number."""
         segments, _ = pad_rows([row.segments for row in rows], 0)  # type: ignore
         scores = self.model(*self.padded(rows), segments=segments.to(self.device))
         if self.rates:
@@ -96,7 +98,7 @@ class Matcher(Reader):
             yield [Prediction(name, log, log, [name], True) for name, (_, log) in zip(names, found, strict=True)]
 
 
-def _two(text: str | Sequence[str], number: int) -> tuple[str, str]:
+def _split_pair(text: str | Sequence[str], number: int) -> tuple[str, str]:
     sides = text.split("\t") if isinstance(text, str) else list(text)
     if len(sides) != 2:
         raise UserError(f"line {number} should be two texts with a tab between, and has {len(sides)}")
@@ -104,8 +106,8 @@ def _two(text: str | Sequence[str], number: int) -> tuple[str, str]:
 
 
 class Matches(Labels):
-    """Answers are numbers where all of them are, and some are not whole, they are many, or a metric of numbers is
-    asked for."""
+    """The task of classifying or rating pairs of texts. Answers are learned as numbers if all of them are, and some are
+    not integers, or more than MANY differ, or a metric of numbers is asked for."""
 
     objective_name = "match"
     predictor = Matcher
@@ -116,7 +118,7 @@ class Matches(Labels):
 
     @property
     def rates(self) -> bool:
-        """Answers are numbers, and there is no tokenizer for them."""
+        """Return whether answers are numbers, which have no tokenizer."""
         return self.target is self.source
 
     @property
@@ -127,7 +129,7 @@ class Matches(Labels):
         if self.job.task is None and target is source:
             self.source = self.target = source
             for lines in (corpus.train, corpus.dev):
-                _numbers(lines)
+                _check_numbers(lines)
         else:
             super().inherit_tokenizers(source, target, corpus)
 
@@ -138,20 +140,20 @@ class Matches(Labels):
     def _wants_numbers(self, corpus: Corpus) -> bool:
         values = [parse_number(row[2]) for row in corpus.train]
         if any(name in OF_NUMBERS for name in self.metrics):
-            _numbers(corpus.train)
+            _check_numbers(corpus.train)
         elif any(value is None for value in values) or any(name in OF_LABELS for name in self.metrics):
             return False
         few = len(set(values)) <= MANY and all(float(value).is_integer() for value in values if value is not None)
         if few and not self.metrics:
             return False
-        _numbers(corpus.dev)
+        _check_numbers(corpus.dev)
         return True
 
     def complete_recipe(self, recipe: dict[str, Any]) -> None:
         super().complete_recipe(recipe)
         if self.rates:
             head = recipe["model"]["head"]
-            if head["part"] == "compare":  # which tells a number where it has no classes
+            if head["part"] == "compare":  # it predicts a number where it has no classes
                 del head["classes"]
             else:
                 recipe["model"]["head"] = {"part": "regress"} | {k: head[k] for k in ("pool", "dropout") if k in head}
@@ -186,8 +188,8 @@ class Matches(Labels):
         return super().dev(model, lines)
 
 
-def _numbers(lines: CorpusSplit | None) -> None:
-    """Refuse what is none."""
+def _check_numbers(lines: CorpusSplit | None) -> None:
+    """Refuse data with answers that are not numbers."""
     for row in lines or ():
         if parse_number(row[2]) is None:
             raise UserError(f"{lines.name}: numbers are wanted here, and '{row[2]}' is none")  # type: ignore[union-attr]

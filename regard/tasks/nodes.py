@@ -1,7 +1,7 @@
-"""Label the nodes of a graph: an encoder learns from nodes whose classes are known.
+"""Classify the nodes of a graph: an encoder learns from nodes whose classes are known.
 
 run = regard.load("runs/gat-1")
-run.label(open_graph("cora.npz"))       # (nodes,) the likeliest class of each
+run.label(open_graph("cora.npz"))       # (nodes,) the most likely class of each
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from regard.runs.checkpoint import write_atomically
 
 from .task import Say, Task, Tick
 
-INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
+NO_TEXTS = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
 
 
 class NodeClassifier:
-    """As a Run is of texts."""
+    """Predicts the classes of the nodes of a graph; the counterpart of `Run`."""
 
     pairs = False
     takes, options = "texts", ()
-    metrics = ("loss", "accuracy")  # what tells how good it is
+    metrics = ("loss", "accuracy")
 
     def __init__(self, model: Model, folder: Path | None = None, note: str = ""):
         self.model, self.folder, self.note = model.eval(), folder, note
@@ -42,12 +42,12 @@ class NodeClassifier:
 
     @torch.no_grad()
     def label(self, graph: graphs.Graph) -> Tensor:
-        """(nodes,) the likeliest class of each."""
+        """Return the most likely class of each node, (nodes,)."""
         batch = graph.train.batch.to(self.device)
         return self.model(batch.tokens, pattern=batch.pattern)[0].argmax(-1).cpu()
 
     def evaluate(self, nodes: graphs.Nodes, metrics: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: accuracy in percent."""
+        """Return the result of regard.evaluate; accuracy is in percent."""
         measures.check(metrics, self.metrics)
         begun = time.perf_counter()
         found = measured(self.model, nodes.batch.to(self.device))
@@ -57,14 +57,14 @@ class NodeClassifier:
         return {"scores": scores, "signatures": {}, "counts": counts, "seconds": seconds}
 
     def examples(self, asked: dict[str, Any], part: str) -> graphs.Nodes:
-        """Those of a graph's nodes that are for train, dev or test."""
+        """Return the nodes of a graph that are for train, dev or test."""
         nodes = getattr(graphs.open_graph(asked["data"]), part)
         if nodes is None:
             raise UserError(f"this graph says of no node that it is for {part}")
         return nodes
 
     def answers(self, texts: Iterable[str], *_: Any) -> Iterator[Any]:
-        raise UserError(INSTEAD)
+        raise UserError(NO_TEXTS)
 
     predict = stream = answers
 
@@ -92,7 +92,7 @@ class GraphNodes(Task):
         return self.graph
 
     def learn_tokenizers(self, corpus: Corpus, tick: Tick) -> None:
-        """A graph has no tokens."""
+        """Do nothing: a graph has no tokens."""
 
     def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.graph.channels
@@ -103,14 +103,14 @@ class GraphNodes(Task):
         return Nodes(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Any, say: Say, tick: Tick) -> Any:
-        return self._noted(corpus.train, "train.graph")
+        return self._store_digest(corpus.train, "train.graph")
 
     def dev(self, model: Model, lines: Any) -> Any:
-        batch = self._noted(lines, "dev.graph").batch.to(next(model.parameters()).device)
+        batch = self._store_digest(lines, "dev.graph").batch.to(next(model.parameters()).device)
         return lambda model: measured(model, batch)
 
-    def _noted(self, nodes: Any, name: str) -> Any:
-        """What is seen and asked is the same in a run that goes on."""
+    def _store_digest(self, nodes: Any, name: str) -> Any:
+        """Store a hash of the data, so that a resumed run can check that it is unchanged."""
         self.data_path("").mkdir(parents=True, exist_ok=True)
         write_atomically(self.data_path(name), nodes.digest())
         return nodes

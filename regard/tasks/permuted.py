@@ -1,5 +1,5 @@
-"""Go on with a text by a model that predicts tokens in any order: all that is there is told, and the next place is
-asked about, again and again. An encoder learns from a text whose tokens are told in random orders.
+"""Continue a text with a permutation language model, which predicts tokens in any order: all tokens so far are given,
+and the next position is predicted, again and again. An encoder learns from a text in random orders.
 
 regard.load("runs/xlnet").predict(["once upon a time"])[0][0].text
 """
@@ -40,14 +40,14 @@ BUDGET = 8192  # tokens of a batch
 
 
 class TokensSoFar(NamedTuple):
-    """What a row holds so far."""
+    """The tokens of every row so far."""
 
-    tokens: Tensor  # (batch, capacity + 1); the last takes what is not real
+    tokens: Tensor  # (batch, capacity + 1); the last column takes writes of invalid positions
     lengths: Tensor  # (batch,)
 
 
 class RereadingDecoder(nn.Module):
-    """Steps, as a decoder does, with a model that has no state to go on from: all is read again for every token."""
+    """Gives a model without decoding state the interface of a decoder: every step reads all tokens again."""
 
     kind, limit, source_limit = "decoder", None, None
 
@@ -61,21 +61,21 @@ class RereadingDecoder(nn.Module):
         return TokensSoFar(empty, torch.zeros(batch, dtype=torch.long, device=device))
 
     def step(self, tokens: Tensor, state: TokensSoFar, valid: Tensor | None = None) -> tuple[Tensor, TokensSoFar]:
-        """The scores (batch, n, vocab) of what comes after the last of these tokens, for each of them the same."""
-        room, n = state.tokens.shape[1] - 1, tokens.shape[1]
+        """Return the logits after the last of these tokens, repeated for each of them, (batch, n, vocab)."""
+        capacity, n = state.tokens.shape[1] - 1, tokens.shape[1]
         slot = state.lengths[:, None] + torch.arange(n, device=tokens.device)
         count = tokens.new_full((len(tokens),), n) if valid is None else valid.sum(1)
-        slot = slot if valid is None else torch.where(valid, slot, room)
-        held, lengths = write(state.tokens, slot, tokens), state.lengths + count
-        told = held[:, : int(lengths.max())]
-        real = torch.arange(told.shape[1], device=told.device) < lengths[:, None]
-        _, x, _ = ask(self.inner, told, lengths[:, None], begin(self.inner, len(told)), real)
-        scores = self.inner.head(x, Context.begin(len(told), 1, told.device))
-        return scores.expand(-1, n, -1), TokensSoFar(held, lengths)
+        slot = slot if valid is None else torch.where(valid, slot, capacity)
+        buffer, lengths = write(state.tokens, slot, tokens), state.lengths + count
+        tokens_so_far = buffer[:, : int(lengths.max())]
+        real = torch.arange(tokens_so_far.shape[1], device=tokens_so_far.device) < lengths[:, None]
+        _, x, _ = ask(self.inner, tokens_so_far, lengths[:, None], begin(self.inner, len(tokens_so_far)), real)
+        scores = self.inner.head(x, Context.begin(len(tokens_so_far), 1, tokens_so_far.device))
+        return scores.expand(-1, n, -1), TokensSoFar(buffer, lengths)
 
 
 class PermutedRun(Run):
-    """Made of the same things as every Run; how good it is, its own objective tells."""
+    """A run of a permutation language model, which is evaluated by its own objective."""
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         known = read_run_json(folder) if folder is not None and (folder / "run.json").is_file() else {}
@@ -84,16 +84,15 @@ class PermutedRun(Run):
 
     @property
     def metrics(self) -> list[str]:
-        """Only one token in a few is asked for, so nothing can be told of all characters."""
+        """Return the metrics. Only a share of the tokens is predicted, so there are no bits per character."""
         return list(LOSS_METRICS)
 
     def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
-        return max(
-            (config.max_batch_tokens or BUDGET) // (config.beam * positions), 1
-        )  # there is no state: all is worked on anew
+        # There is no state: every step reads all tokens again.
+        return max((config.max_batch_tokens or BUDGET) // (config.beam * positions), 1)
 
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
-        """Of one token in a few, by orders that are always the same."""
+        """Return the result of regard.evaluate on a share of the tokens, in fixed orders."""
         measures.check(metrics, self.metrics)
         rows = list(lines)
         mark = [self.target.end] if self.appends_end(getattr(lines, "documents", True)) else []
@@ -104,12 +103,12 @@ class PermutedRun(Run):
         orders = eval_orders(text, context, Orderly(**fit(Orderly, table, {}, "objective")))
         nll, count = measured(self.model.inner, first_epoch(orders))  # type: ignore[arg-type,union-attr]
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
-        told = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
-        return told | {"counts": {"examples": len(rows), "tokens": count}}
+        result = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
+        return result | {"counts": {"examples": len(rows), "tokens": count}}
 
 
 def eval_orders(text: np.ndarray, context: int, orderly: Orderly) -> PermutedBatches:
-    """A text to be evaluated on."""
+    """Return the batches for an evaluation on a text."""
     if len(text) < 3:
         raise UserError(f"a text of {len(text)} tokens is too short to tell how good a model is")
     context = min(context, len(text) - 1)

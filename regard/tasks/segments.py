@@ -1,4 +1,5 @@
-"""Go on with a text by a decoder that remembers: it learns from a text that goes on from batch to batch."""
+"""Continue a text with a decoder that has a memory of earlier segments: it learns from streams that continue from batch
+to batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Say what was cut out of a text: an encoder-decoder learns from texts with stretches cut out, and answers other texts
-as it was taught to.
+"""Fill in the spans that were cut out of a text: an encoder-decoder learns by span corruption, and answers texts
+without sentinels as it was fine-tuned to.
 
 regard.load("runs/x").predict(["thank you <extra_id_0> me to your party <extra_id_1> week"])[0][0].text
 """
@@ -43,14 +43,14 @@ from .text import Text
 
 
 class SpanFiller(Run):
-    """A text with sentinels is given back filled in; to any other the answer is what the decoder says. Where it has
-    learned from texts here, it is measured on texts; a model from elsewhere, on pairs."""
+    """Returns a text with sentinels filled in; for any other text, what the decoder generates. A model that was trained
+    here on texts is evaluated on texts; a converted model, on pairs."""
 
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         super().__init__(model, source, target, folder, True, note)
         self.reads = "pairs"
         if folder is not None and "job" in read_run_json(folder):
-            self.reads, self.evaluate = "text", self.measured
+            self.reads, self.evaluate = "text", self._evaluate
 
     @property
     def metrics(self) -> list[str]:
@@ -68,13 +68,13 @@ class SpanFiller(Run):
 
     def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
         if _has_sentinels(text):
-            yield self.predict([text], config)[0][0].text  # it is filled in from the middle
+            yield self.predict([text], config)[0][0].text  # spans are filled in anywhere, so there is nothing to stream
         else:
             yield from super().stream(text, config)
 
     @torch.no_grad()
-    def measured(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: what is cut out of a text is the same every time."""
+    def _evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
+        """Return the result of regard.evaluate. The same spans are cut out every time."""
         measures.check(metrics, LOSS_METRICS)
         begun, rows = time.perf_counter(), list(lines)
         table = self.model.recipe  # type: ignore[union-attr]
@@ -87,8 +87,12 @@ class SpanFiller(Run):
             raise UserError("there is nothing to evaluate: the data has not two tokens")
         make = partial(in_order, text, context, max(BUDGET // context, 1), Corrupter(noise, self.source, context))
         found = Dev(NextToken(), make, lambda model, folder, documents: self)(self.model)
-        told = {"scores": {name: found[name] for name in metrics}, "signatures": {}, "counts": {"examples": len(rows)}}
-        return told | {"seconds": {"loss": time.perf_counter() - begun}}
+        result = {
+            "scores": {name: found[name] for name in metrics},
+            "signatures": {},
+            "counts": {"examples": len(rows)},
+        }
+        return result | {"seconds": {"loss": time.perf_counter() - begun}}
 
     def _text(self, one: EncodedInput, ids: list[int]) -> str:
         if not self.sentinels.intersection(one.ids):
@@ -103,7 +107,7 @@ class SpanFiller(Run):
         return self.source.decode(number for read in one.ids for number in said.get(read, self._kept(read)))
 
     def _kept(self, number: int) -> list[int]:
-        """A token of the text stays; of a stretch that nothing was said about, nothing does."""
+        """Return a token of the text unchanged, and nothing for a sentinel that the answer does not mention."""
         return [] if number in self.sentinels else [number]
 
 

@@ -1,6 +1,6 @@
-"""The tokens by which a speech model is told what to do, and by which it tells times: Whisper's, where it has them.
+"""The special tokens that tell a speech model what to do, and those for timestamps: Whisper's, where it has them.
 
-<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>      or without the last, and times come: <|0.00|> ...
+<|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>      or without the last, for timestamps: <|0.00|> ...
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Generation(TypedDict, total=False):
 
 
 class SpeechTokens(NamedTuple):
-    """Token numbers. A model that was not made to be told has nothing but a start and an end."""
+    """The ids of the special tokens. A model without them has only a start and an end."""
 
     start: int
     end: int
     languages: dict[str, int] = {}
     tasks: dict[str, int] = {}
-    no_timestamps: int | None = None  # no times, please; those that follow it are the times, 0.02 s apart
-    no_speech: int | None = None  # nobody speaks
+    no_timestamps: int | None = None  # asks for no timestamps; the ids after it are the timestamps, 0.02 s apart
+    no_speech: int | None = None
     suppressed: Sequence[int] = ()
     suppressed_first: Sequence[int] = ()
-    max_initial_timestamp: int | None = None  # time at which an answer may begin
+    max_initial_timestamp: int | None = None  # the latest timestamp at which an answer may begin, in steps of 0.02 s
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: Path | None = None) -> SpeechTokens:
-        """From the tokens' names, and from what stands in generation_config.json."""
+        """Return the special tokens by their names, and by generation_config.json."""
         config, number = _generation_config(folder), tokenizer.inner.token_to_id
         start = config.get("decoder_start_token_id")
         start = number("<|startoftranscript|>") if start is None else start
@@ -73,11 +73,11 @@ class SpeechTokens(NamedTuple):
 
     @property
     def zero(self) -> int | None:
-        """The token of time 0; None: it tells no times."""
+        """Return the id of timestamp 0; None: the model has no timestamps."""
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
     def prompt(self, language: int | None, task: str, timed: bool) -> list[int]:
-        """What an answer begins after."""
+        """Return the token ids that precede an answer."""
         config = [self.start] + ([language] if language is not None else [])
         config += [self.tasks[task]] if task in self.tasks else []
         return config if timed or self.no_timestamps is None else [*config, self.no_timestamps]
@@ -106,7 +106,7 @@ class SpeechTokens(NamedTuple):
 
 
 def _generation_config(folder: Path | None) -> dict[str, Any]:
-    """What a converted model came with: config.json, and what goes before it, generation_config.json."""
+    """Return the entries of config.json of a converted model, overridden by those of generation_config.json."""
     if folder is None:
         return {}
     origin = read_run_json(folder).get("origin") if (folder / "run.json").is_file() else None

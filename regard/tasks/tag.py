@@ -1,4 +1,4 @@
-"""Tag words: an encoder learns from sentences whose words have a tag each: names, parts of speech, slots.
+"""Tag words: an encoder learns from sentences whose words have one tag each: named entities, parts of speech, slots.
 
 regard.load("runs/x").predict(["EU rejects German call"])[0][0].text     # EU/B-ORG rejects/O German/B-MISC call/O
 """
@@ -24,11 +24,11 @@ from .classify import Labels
 from .reader import Reader, check_lengths, truncated
 from .run import MAX_SOURCE_TOKENS, Prediction
 
-NONE = "?"  # the tag of a word that was not read
+NONE = "?"  # the tag of a word that was truncated or has no token
 
 
 class Words(list[int]):
-    """The tokens of a sentence, its words, and the first token of each."""
+    """The token ids of a sentence, its words, and the index of the first token of each."""
 
     def __init__(self, ids: list[int], words: list[str], firsts: list[int]):
         super().__init__(ids)
@@ -36,14 +36,15 @@ class Words(list[int]):
 
 
 class Tagger(Reader):
-    """target: the tokenizer of the tags. A text to answer is a sentence with spaces between its words."""
+    """Predicts the tag of every word of a sentence, given with spaces between words. target: the tokenizer of the
+    tags."""
 
     reads = "tags"
     options = ("truncate",)
 
     @property
     def metrics(self) -> Sequence[str]:  # type: ignore[override]
-        """Spans, where there is a tag that begins or holds one, such as B-PER."""
+        """Return the metrics; span_f1 where some tag belongs to a span, as B-PER does."""
         names = self.target.inner.get_vocab()
         return ("loss", "tag_accuracy", *(["span_f1"] if any(spans([name]) for name in names) else []))
 
@@ -78,7 +79,7 @@ class Tagger(Reader):
 
     @torch.no_grad()
     def predict_rows(self, rows: list[list[int]], config: DecodeConfig) -> Iterator[list[Prediction]]:
-        """The likeliest tag of every word."""
+        """Yield for each sentence the most likely tag of every word."""
         scores = self.model(*self.padded(rows)).float().log_softmax(-1)
         values, classes = scores.max(-1)
         for row, logs, numbers in zip(rows, values.tolist(), classes.tolist(), strict=True):
@@ -99,10 +100,10 @@ class Tags(Labels):
     always_measured = ("tag_accuracy",)
 
     def check_header(self, corpus: Corpus) -> None:
-        """A word a line has no header, and whole sentences have as many tags as words."""
+        """Do nothing: CoNLL has no header, and a header of a table would not have as many tags as words."""
 
     def check_labels(self, corpus: Corpus) -> None:
-        """Tags are of words, which are many."""
+        """Do nothing: an example has many tags."""
 
     def labels(self, lines: CorpusSplit) -> Iterable[str]:
         return {tag for _, tags in lines for tag in tags.split(" ")}

@@ -1,4 +1,4 @@
-"""What every task shares: how its corpus becomes tokens and batches, and how good its model is on the dev set."""
+"""The base of all tasks: how a corpus becomes tokens and batches, and how a model is evaluated on the dev set."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .dev import LOSS_METRICS, Dev
 from .reader import Reader
 from .run import Run
 
-DEV_TOKENS = 8192  # of a dev batch
+DEV_TOKENS = 8192  # the least tokens of a dev batch
 
 Say = Callable[[str], None]
 Tick = Callable[[str, int], None]
 
 
 def say_nothing(sentence: str) -> None:
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 def no_progress(what: str, done: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def check_patterns(stack: Stack, lengths: Sequence[int]) -> None:
-    """Refuse, by name, a pattern that leaves a position of sequences of these lengths with nothing to see."""
+    """Refuse a pattern by which some position of sequences of these lengths could attend to nothing."""
     for index, layer in enumerate(list(stack.layers)[: stack.kinds]):
         for name, mixer in layer.branches.items():  # type: ignore[union-attr, operator]
             pattern = getattr(mixer, "pattern", None)
@@ -53,20 +53,20 @@ def check_patterns(stack: Stack, lengths: Sequence[int]) -> None:
 
 
 class Task:
-    """A job that a model is trained for and then does. A subclass that names what it `objective_name` is found by that.
+    """A task that models are trained for. A subclass that sets `objective_name` is found by it.
 
-    objective_name:     the objective.part of the recipes that it is for.
-    kind:       the kind of model that it is for; empty: any.
-    inputs:     what the embed of the model reads, where that decides: images; empty: anything.
-    trainable:     whether there is a way to train it here; else its models come from elsewhere.
-    predictor:  the class that answers with a trained model.
-    reads:      what a record of the corpus is, for open_corpus.
-    loss_metrics:     metrics that are always measured.
-    answer_metrics:   metrics of the model's own answers, which can be asked for.
-    default_metric:   the metric that tells which model is the best, where nothing is said; always measured.
-    file_suffix:      what is prepared for it ends so.
-    default_tokenizer:      tokenizer.
-    text_columns:      the columns of a record that a tokenizer is learned from; none: all.
+    objective_name:    the objective.part of the recipes that it is for.
+    kind:              the kind of model that it is for; empty: any.
+    inputs:            what the embedding of the model must read, such as images; empty: anything.
+    trainable:         whether it can be trained here; else its models are converted.
+    predictor:         the class that makes predictions with a trained model.
+    reads:             the kind of a record of the corpus, for open_corpus.
+    loss_metrics:      metrics that come with the loss and are always measured.
+    answer_metrics:    metrics of the model's own answers, which can be asked for.
+    default_metric:    the metric that decides the best model by default; always measured.
+    file_suffix:       of the files of prepared data.
+    default_tokenizer: the kind of tokenizer by default.
+    text_columns:      the columns of a record that a tokenizer is trained on; none: all.
     """
 
     objective_name: ClassVar[str]
@@ -83,7 +83,7 @@ class Task:
     text_columns: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, job: Job, settings: Settings, objective: dict[str, Any] | None = None):
-        """objective: the recipe's [objective]; what it says besides its part is kept as `own`."""
+        """objective: the recipe's [objective]; its entries besides `part` are kept as `objective_args`."""
         self.job, self.settings = job, settings
         self.objective_args = {key: value for key, value in (objective or {}).items() if key != "part"}
         self.metrics: list[str] = []
@@ -91,12 +91,12 @@ class Task:
         self.target: Tokenizer
 
     def set_metrics(self, names: Sequence[str]) -> None:
-        """For metrics, the one that decides what is best among them."""
+        """Set the metrics to measure on the dev set, besides those of the loss; refuse unknown ones."""
         measures.check(names, (*self.loss_metrics, *self.answer_metrics))
         self.metrics = list(dict.fromkeys(name for name in names if name not in self.loss_metrics))
 
     def open(self, tick: Callable[[int], None]) -> Corpus:
-        """What there is to learn from."""
+        """Return the data of the job."""
         job = self.job
         return open_corpus(
             job.data, job.source, job.target, job.dev, job.test, job.columns, self.reads, job.bad_lines,
@@ -105,19 +105,19 @@ class Task:
 
     @property
     def tokenizers(self) -> list[Tokenizer]:
-        """The source's and the target's."""
+        """Return the tokenizers of source and target."""
         return [self.source, self.target]
 
     def tokens(self, row: Sequence[str]) -> int:
-        """Return how many tokens of a record the model reads, about."""
+        """Return about how many tokens of a record the model reads."""
         return sum(len(one.encode([text])[0]) for one, text in zip(self.tokenizers, row, strict=False))
 
     def learn_tokenizers(self, corpus: Corpus, tick: Tick) -> None:
-        """Tokenizers, from the training part."""
+        """Train the tokenizers on the training split."""
         self.source = self.target = self.tokenizer(corpus, self.job.tokenizer or self.default_tokenizer, tick)
 
     def inherit_tokenizers(self, source: Tokenizer, target: Tokenizer, corpus: Corpus) -> None:
-        """Tokenizers of the run that this one begins from, instead."""
+        """Take the tokenizers of the run that this one begins from."""
         self.source, self.target = source, target
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:
@@ -129,14 +129,14 @@ class Task:
         return Tokenizer.train(kind, corpus.train.texts(*columns), self.job.vocab, self.job.lowercase)
 
     def complete_recipe(self, recipe: dict[str, Any]) -> None:
-        """What only the data could tell."""
+        """Fill in the entries of a recipe that depend on the data."""
         recipe["vocab"] = self.target.size if self.source is self.target else [self.source.size, self.target.size]
 
     def check_model(self, model: Model) -> None:
-        """Refuses a model that cannot do it."""
+        """Refuse a model that cannot do this task."""
 
     def run_info(self) -> dict[str, Any]:
-        """What run.json should tell, besides."""
+        """Return additional entries for run.json."""
         return {}
 
     def objective(self) -> Objective:
@@ -149,7 +149,7 @@ class Task:
         raise NotImplementedError
 
     def make_predictor(self, model: Model, folder: Path | None, documents: bool) -> Run | Reader:
-        """Return the model, ready to be used."""
+        """Return an object that makes predictions with the model."""
         if self.predictor is Run:
             return Run(model, self.source, self.target, folder, documents)
         return self.predictor(model, self.source, self.target, folder)
@@ -158,11 +158,11 @@ class Task:
         return Path(self.job.run) / "data" / name
 
     def coder(self, model: Model) -> Coder | None:
-        """How records become tokens; None: one tokenizer a column."""
+        """Return the encoder of records; None: one tokenizer per column."""
         return None
 
     def prepare(self, model: Model, lines: CorpusSplit, name: str, say: Say, tick: Tick) -> PreparedDataset:
-        """Sequences no longer than what fits a batch, and what the positions reach."""
+        """Return the tokenized data, without examples that exceed a batch or the positions of the model."""
         most = min(self.job.longest or self.settings.batch_tokens, self.settings.batch_tokens)
         reach = model.source_limit if model.kind == "encoder-decoder" else model.limit
         limits, code = (min(most, reach or most), min(most, model.limit or most)), self.coder(model)

@@ -1,4 +1,4 @@
-"""Go on with a text: a decoder learns from running text or from separate ones, to predict every next token."""
+"""Continue a text: a decoder learns to predict every next token, from running text or from separate texts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Transcribe recordings of any length, as Whisper does. An encoder of frames and a decoder learn from recordings with a
-text each.
+"""Transcribe recordings of any length, as Whisper does. An encoder of frames and a decoder learn from recordings with
+their texts.
 
-A window is heard at a time. It is answered greedily or by beam search; where the answer repeats itself or is unlikely,
-it is drawn anew, at a higher temperature each time. Where times are told, the next window begins at the last of them.
+One window is transcribed at a time, greedily or by beam search; an answer that repeats itself or is unlikely is sampled
+again at increasing temperatures. With timestamps, the next window begins at the last of them.
 
     run = regard.load("runs/whisper")
     run.predict(["talk.wav"])[0][0].segments
@@ -41,40 +41,40 @@ from .reader import Reader
 from .speech import GENERATION_CONFIG, SpeechTokens
 from .task import DEV_TOKENS, Say, Task, Tick, no_progress, say_nothing
 
-BATCH_SIZE = 8  # recordings that are worked on side by side
-FRAME_SECONDS = 0.01  # of a frame; times are told in steps of two frames
+BATCH_SIZE = 8  # recordings that are transcribed at a time
+FRAME_SECONDS = 0.01  # of a frame; timestamps are in steps of two frames
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MAX_COMPRESSION = 2.4  # text that shrinks by more than this goes round in circles
+MAX_COMPRESSION = 2.4  # text that zlib compresses by more than this factor repeats itself
 MIN_LOGPROB = -1.0  # log p per token
-MAX_NO_SPEECH = 0.6  # the share of "nobody speaks"
+MAX_NO_SPEECH = 0.6  # the probability of "no speech" above which an unlikely answer is dropped
 
 
 class Segment(NamedTuple):
-    """What is said from here to there, in seconds."""
+    """A piece of a transcript, with its times in seconds."""
 
     start: float
     end: float
     text: str
-    logprob: float  # per token, of the window it is from
-    silence: float  # how likely it is that nobody speaks in that window
+    logprob: float  # per token, of its window
+    silence: float  # the probability of "no speech" in its window
     temperature: float
 
 
 class Transcript(NamedTuple):
-    """What is said in a recording."""
+    """The transcript of a recording."""
 
     text: str
     score: float  # log p per token
     logprob: float
     tokens: list[str]
-    ended: bool  # every window by the end mark, not for lack of room
+    ended: bool  # every window by the end token, not by the length limit
     cut: bool
     language: str | None
     segments: list[Segment]
 
 
 class Answer(NamedTuple):
-    """To one window."""
+    """The answer to one window."""
 
     tokens: list[int]
     logprob: float
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
         return self.logprob / (len(self.tokens) + 1)
 
     def should_retry(self, silence: float) -> bool:
-        """Whether it should be tried again."""
+        """Return whether the window should be decoded again at a higher temperature."""
         said = self.text.encode()
         repeats = len(said) / len(zlib.compress(said)) > MAX_COMPRESSION
         return not self.is_silent(silence) and (repeats or self.mean < MIN_LOGPROB)
@@ -98,7 +98,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Recording:
-    """A recording, and how far it has been written down."""
+    """A recording, and how far it has been transcribed."""
 
     frames: Tensor  # (frames and a window of silence, bands)
     length: int  # frames
@@ -111,11 +111,12 @@ class Recording:
 
 
 class Transcriber(Reader):
-    """target:  the tokenizer of the texts.
+    """Transcribes recordings.
 
-    language:   that is spoken, such as en; None: it is found out from the first window.
+    target:     the tokenizer of the texts.
+    language:   of the recording, such as en; None: it is detected in the first window.
     task:       transcribe, or translate into English.
-    timestamps: tell the times in the text, too.
+    timestamps: include timestamps in the text.
     """
 
     takes = "sounds"
@@ -132,24 +133,25 @@ class Transcriber(Reader):
         self.bands: int = model.source_embed.channels  # type: ignore[union-attr,assignment]
 
     def load_speech_tokens(self, folder: Path | None) -> None:
-        """What the run in a folder was told about its tokens holds here."""
+        """Read the special tokens from the files of a run folder."""
         self.speech = SpeechTokens.of(self.target, folder)
 
     @property
     def decoder_prefix(self) -> list[int]:
-        """What every answer begins after, without times; where nobody says the language, English."""
+        """Return the token ids that precede every answer, without timestamps; the language is English by default."""
         language = self.speech.language(self.language or "en") if self.speech.languages else None
         return self.speech.prompt(language, self.task, False)
 
     @torch.no_grad()
     def evaluate(self, lines: Iterable[tuple[str, ...]], metrics: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it. lines: files of recordings, from where their table stands, and their texts."""
+        """Return the result of regard.evaluate. lines: files of recordings, relative to their table, and their
+        texts."""
         measures.check(metrics, ("loss", "perplexity", *measures.TEXT_METRICS))
         root = folder_of(lines) if isinstance(lines, CorpusSplit) else Path()
         rows = [(root / file, text) for file, text in lines]
         if not rows:
             raise UserError("there is nothing to evaluate: the data has no example")
-        told: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"recordings": len(rows)}, "seconds": {}}
+        result: dict[str, Any] = {"scores": {}, "signatures": {}, "counts": {"recordings": len(rows)}, "seconds": {}}
         nll = count = 0
         for begin in range(0, len(rows), BATCH_SIZE) if {"loss", "perplexity"} & set(metrics) else ():
             files, texts = zip(*rows[begin : begin + BATCH_SIZE], strict=True)
@@ -162,16 +164,16 @@ class Transcriber(Reader):
             nll, count = nll + float(found.nll), count + found.count
         if count:
             values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
-            told["scores"] = {name: values[name] for name in metrics if name in values}
+            result["scores"] = {name: values[name] for name in metrics if name in values}
         if names := [name for name in metrics if name in measures.ANSWER_METRICS]:
             answers = [best[0].text for best in self.answers([file for file, _ in rows])]
             scores = measures.measure(names, answers, [[text] for _, text in rows])
-            told["scores"] |= {score.name: score.value for score in scores}
-            told["signatures"] = {score.name: score.signature for score in scores if score.signature}
-        return told
+            result["scores"] |= {score.name: score.value for score in scores}
+            result["signatures"] = {score.name: score.signature for score in scores if score.signature}
+        return result
 
     def read(self, files: Iterable[str | Path]) -> Iterator[Tensor]:
-        """Samples of each file, (n,) at 16 kHz."""
+        """Yield the samples of each file, (n,) at 16 kHz."""
         return map(read_sound, files)
 
     def answers(  # type: ignore[override]
@@ -182,7 +184,7 @@ class Transcriber(Reader):
         read_ahead: int = BATCH_SIZE,
         tick: Callable[[int], None] = lambda done: None,
     ) -> Iterator[list[Transcript]]:
-        """texts: recordings: files, or their samples at 16 kHz."""
+        """Yield the transcripts of recordings. texts: files, or samples at 16 kHz."""
         if isinstance(texts, str | Path | Tensor):
             raise UserError("recordings come in a list: for a single one, say [file]")
         if attention:
@@ -200,7 +202,7 @@ class Transcriber(Reader):
             tick(len(some))
 
     def read_recording(self, sound: str | Path | Tensor, language: int | None = None) -> Recording:
-        """A recording in frames; one that is longer than a window needs times to go from one to the next."""
+        """Return a recording as log-mel frames. One that is longer than a window needs timestamps to advance by."""
         samples = sound if isinstance(sound, Tensor) else read_sound(sound)
         length = -(-len(samples) // HOP)
         frames = log_mel(F.pad(samples, (0, self.window * HOP)), self.bands)
@@ -209,7 +211,7 @@ class Transcriber(Reader):
 
     @torch.no_grad()
     def _transcribe_window(self, some: list[Recording], config: DecodeConfig) -> None:
-        """The next window of each, all timed or none."""
+        """Transcribe the next window of each recording; all have timestamps, or none."""
         like = next(self.model.parameters())
         frames = torch.stack([one.frames[one.at : one.at + self.window] for one in some]).to(like)
         memory, speech = self.model.encode(frames), self.speech
@@ -225,12 +227,13 @@ class Transcriber(Reader):
     def _answer(
         self, some: list[Recording], memory: Memory, silence: Sequence[float], config: DecodeConfig
     ) -> list[Answer]:
-        """Again, at higher temperatures, where an answer is poor."""
+        """Return the answers to a window of each recording, decoded again at higher temperatures where they are
+        poor."""
         prompts = [self.speech.prompt(one.language, self.task, one.timed) for one in some]
         prefix = torch.tensor(prompts, device=self.device)
         limit = self.model.limit
-        most = config.max_new_tokens or (limit // 2 if limit else 200)
-        most = most if limit is None else min(most, limit - prefix.shape[1] + 1)
+        max_new_tokens = config.max_new_tokens or (limit // 2 if limit else 200)
+        max_new_tokens = max_new_tokens if limit is None else min(max_new_tokens, limit - prefix.shape[1] + 1)
         rule, found = self.speech.rule(some[0].timed), {}
         left = list(range(len(some)))
         retries = TEMPERATURES if self.speech.zero is not None else TEMPERATURES[:1]
@@ -241,8 +244,8 @@ class Transcriber(Reader):
                 else replace(config, num_return=1)
             )
             rows = torch.tensor(left, device=self.device)
-            room = torch.full((len(left),), most, device=self.device)
-            request = Request(prefix[rows], self.speech.end, room, None, select(memory, rows), rule)
+            limits = torch.full((len(left),), max_new_tokens, device=self.device)
+            request = Request(prefix[rows], self.speech.end, limits, None, select(memory, rows), rule)
             seeds = [[config.seed or 0, some[row].at, round(10 * temperature)] for row in left]
             for row, [best] in zip(left, search(self.model, request, how, seeds), strict=True):
                 text = self._text(best.tokens)
@@ -253,7 +256,7 @@ class Transcriber(Reader):
         return [found[row] for row in range(len(some))]
 
     def _append_answer(self, one: Recording, answer: Answer, silence: float) -> None:
-        """What a window says, and where the next one begins."""
+        """Append the answer to a window to its recording, and advance to the next window."""
         size = min(self.window, one.length - one.at)
         if answer.is_silent(silence):
             one.at += size
@@ -284,15 +287,15 @@ class Transcriber(Reader):
 
 
 def split_answer(tokens: list[int], zero: int | None, size: int) -> tuple[list[tuple[int, int, list[int]]], int]:
-    """An answer to a window of so many frames -> its pieces, each from a frame to a frame, and how many frames further
-    the next window begins. Two times side by side end a piece; what has no end is heard again in the next window."""
+    """Return the pieces of an answer to a window of `size` frames, as (first frame, last frame, tokens), and how many
+    frames further the next window begins. Two adjacent timestamps end a piece; what has no end is transcribed again."""
     is_time = [zero is not None and token >= zero for token in tokens]
     frames = [2 * (token - (zero or 0)) for token in tokens]
     ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
     if not ends:
         last = next((at for at, time in zip(frames[::-1], is_time[::-1], strict=True) if time), 0)
         return [(0, last or size, tokens)], size
-    done = is_time[-2:] == [False, True]  # nothing is said after the last time
+    done = is_time[-2:] == [False, True]  # there is no text after the last timestamp
     ends += [len(tokens)] if done else []
     begins = [0, *ends]
     pieces = [(frames[b], frames[e - 1], tokens[b:e]) for b, e in zip(begins, ends, strict=False)]
@@ -300,14 +303,15 @@ def split_answer(tokens: list[int], zero: int | None, size: int) -> tuple[list[t
 
 
 def format_time(seconds: float) -> str:
-    """75.5 -> 01:15.50"""
+    """Return seconds as minutes: 75.5 -> 01:15.50."""
     minutes, rest = divmod(round(100 * seconds), 6000)
     hours, minutes = divmod(minutes, 60)
     return f"{f'{hours}:' if hours else ''}{minutes:02d}:{rest / 100:05.2f}"
 
 
 class Sounds(Task):
-    """The recipe's [objective] may say what language is spoken and which task it is, for a model that is told so."""
+    """The task of transcribing recordings. The recipe's [objective] may give the language and the task, for a model
+    that has tokens for them."""
 
     objective_name = "transcribe"
     kind = "encoder-decoder"
@@ -319,11 +323,11 @@ class Sounds(Task):
         self.source = self.target = self.tokenizer(corpus, self.job.tokenizer or self.default_tokenizer, tick, 1)
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Any:
-        told = Path(self.job.origin or "", GENERATION_CONFIG)
-        if self.job.origin and told.is_file():  # what it was told about its tokens is still true
+        original = Path(self.job.origin or "", GENERATION_CONFIG)
+        if self.job.origin and original.is_file():  # keep the special tokens of the original model
             kept = Path(self.job.run, GENERATION_CONFIG)
             kept.parent.mkdir(exist_ok=True)
-            write_atomically(kept, told.read_text(encoding="utf-8"))
+            write_atomically(kept, original.read_text(encoding="utf-8"))
         return self._prepared(model, corpus.train, "train.sounds", self.settings.batch_tokens, say, tick)
 
     def dev(self, model: Model, lines: CorpusSplit) -> Dev:

@@ -1,4 +1,4 @@
-"""Translate: an encoder-decoder learns from sources with their targets, and answers a source with a target."""
+"""Translate: an encoder-decoder learns from pairs of source and target, and generates the target of a source."""
 
 from __future__ import annotations
 

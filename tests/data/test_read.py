@@ -413,9 +413,9 @@ def test_sample(tmp_path):
     train = open_corpus(path, dev=0, test=0).train
     assert len(list(train.texts())) == 10_000
     assert list(train.texts(1))[:2] == ["target 00000", "target 00001"]
-    some = list(train.texts(most=24_000))
+    some = list(train.texts(max_chars=24_000))
     assert 1600 < len(some) < 2400
-    assert some == list(train.texts(most=24_000)) != list(train.texts(most=24_000, seed=2))
+    assert some == list(train.texts(max_chars=24_000)) != list(train.texts(max_chars=24_000, seed=2))
 
 
 def test_overlap(tmp_path):

@@ -67,7 +67,7 @@ def test_eighty_ten_ten(words):
         assert batch.count == int(at.sum())
     assert asked / total == pytest.approx(0.15, abs=0.01)
     assert hidden / asked == pytest.approx(0.8, abs=0.03)
-    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.masker.known)), abs=0.03)
+    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.masker.ordinary_ids)), abs=0.03)
 
 
 def test_what_is_not_asked_for_is_read_as_it_is(words):
