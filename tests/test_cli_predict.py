@@ -134,7 +134,7 @@ def test_masks_are_filled(filler, tmp_path, capsys):
     assert told[1][0]["probabilities"] == pytest.approx(answers[1][0].probabilities)
     path.write_text("the cat\n")
     assert main(["predict", filler, str(path)]) == 2
-    assert "line 1 hides nothing: say [MASK]" in capsys.readouterr().err
+    assert "line 1 has no mask: write [MASK]" in capsys.readouterr().err
 
 
 def test_any_encoder_embeds(filler, writer, tmp_path, capsys):

@@ -151,9 +151,9 @@ def parse_tags(text: str) -> list[str]:
 def first_tokens_of_words(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """Return for each sentence its token ids, special tokens included, and the index of the first token of each word;
     -1: the word has no token."""
-    whole = [text.encode("utf-8", "replace").decode() for text in sentences]
+    valid_texts = [text.encode("utf-8", "replace").decode() for text in sentences]
     found = []
-    for text, one in zip(whole, tokenizer.inner.encode_batch(whole, add_special_tokens=True), strict=True):
+    for text, one in zip(valid_texts, tokenizer.inner.encode_batch(valid_texts, add_special_tokens=True), strict=True):
         ids = one.ids if tokenizer.adds_special_tokens else [*one.ids, tokenizer.end]
         firsts = [-1] * (text.count(" ") + 1 if text else 0)
         for at, ((begin, end), mark) in enumerate(zip(one.offsets, one.special_tokens_mask, strict=True)):

@@ -226,7 +226,7 @@ class Parallel:
             if isinstance(side, BadRow):
                 return side._replace(file=name)
             if not side or side.isspace():
-                return BadRow("empty", "nothing stands here, beside a line of text", name)
+                return BadRow("empty", "this line is empty, and that of the other file is not", name)
         return pair  # type: ignore[return-value]
 
     def key(self) -> list[Any]:

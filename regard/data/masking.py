@@ -29,7 +29,7 @@ class TokenMasker:
     def __init__(self, tokenizer: Tokenizer, share: float, whole_word: bool):
         name = mask_token(tokenizer)
         if name is None:
-            raise UserError("this tokenizer has no mask, so that nothing can be hidden")
+            raise UserError("this tokenizer has no mask token, so nothing can be masked")
         self.share, self.whole_word, self.mask = share, whole_word, tokenizer.inner.token_to_id(name)
         self.pieces = Pieces(tokenizer)
         self.ordinary_ids = np.flatnonzero(self.pieces.ordinary)
@@ -95,7 +95,8 @@ class MaskedBatches:
         self.max_text_tokens, self.min_text_tokens = context - self.template.size, 2 if next_sentence else 1
         if self.max_text_tokens < self.min_text_tokens:
             raise UserError(
-                f"train.context_length of {context} has no room for a text beside {self.template.size} marks"
+                f"train.context_length of {context} leaves no position for text besides {self.template.size} "
+                "special tokens"
             )
         ends = np.flatnonzero(np.asarray(stream) == tokenizer.end) if next_sentence and documents else np.array([], int)
         if not len(ends) or ends[-1] < len(stream) - 1:

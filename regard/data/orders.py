@@ -23,11 +23,9 @@ class PermutedBatches:
 
     def __init__(self, streams: StreamBatches, every: int, seed: int):
         if every < 2:
-            raise UserError(f"objective.every must be at least 2, so that something is known, not {every}")
+            raise UserError(f"objective.every must be at least 2, so that there is some context, not {every}")
         if streams.context < 2:
-            raise UserError(
-                "a segment of one token knows nothing of the others: train.context_length must be at least 2"
-            )
+            raise UserError("a segment of one token has no context: train.context_length must be at least 2")
         self.streams, self.every, self.seed = streams, every, seed
 
     def epoch(self, number: int) -> list[np.ndarray]:

@@ -103,11 +103,11 @@ def open_images(
     if len(parts) > 1:
         sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
-    whole = parts["train"]
-    places = [hash_bin(key, seed) for key in whole.keys]
-    for name, part in by_hash(whole.keys, sizes, seed).items():
+    everything = parts["train"]
+    places = [hash_bin(key, seed) for key in everything.keys]
+    for name, part in by_hash(everything.keys, sizes, seed).items():
         begin, end = part.share.begin, part.share.end
-        parts[name] = whole.subset([n for n, at in enumerate(places) if begin <= at < end], name)
+        parts[name] = everything.subset([n for n, at in enumerate(places) if begin <= at < end], name)
     counts = ", ".join(f"{len(parts[name]):,} for {name}" for name in PARTS if name in parts)
     made = ImageCorpus(parts["train"], parts.get("dev"), parts.get("test"), notes)
     classes = "" if texts else f" of {len(made.labels)} classes"

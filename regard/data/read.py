@@ -230,9 +230,9 @@ def open_corpus(
     if len(parts) > 1:
         sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
-    lines = opener.cut(parts.pop("train"), sizes, seed)
+    lines = opener.open_and_split(parts.pop("train"), sizes, seed)
     for name, files in parts.items():
-        lines[name] = opener.whole(files)
+        lines[name] = opener.open_unsplit(files)
     corpus = Corpus(lines["train"], lines.get("dev"), lines.get("test"), notes)
     if corpus.skipped:
         why = ", ".join(f"{count} {reason}" for reason, count in corpus.skipped.most_common())
@@ -296,12 +296,12 @@ class _Opener:
             return Parquet(path, self.columns, self.wanted, self.max_chars)
         return Table(path, form, self.columns, self.wanted, self.max_chars, self.header)
 
-    def whole(self, files: list[File]) -> CorpusSplit:
+    def open_unsplit(self, files: list[File]) -> CorpusSplit:
         records = Records(files, self.skip)
         records.check(self.tick)
         return CorpusSplit(records)
 
-    def cut(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, CorpusSplit]:
+    def open_and_split(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, CorpusSplit]:
         """Split files into train, and dev and test where they have a size."""
         records = Records(files, self.skip)
         if all(size == 0 for size in sizes.values()):

@@ -14,10 +14,8 @@ import numpy as np
 from regard.core import UserError
 
 BINS = 1 << 20
-DEFAULT_SHARE, MAX_DEFAULT_SIZE = (
-    0.05,
-    2000,
-)  # when nothing is said: so much for dev and for test each; of pairs no more than so many
+# By default, dev and test get this share each; of records no more than this number.
+DEFAULT_SHARE, MAX_DEFAULT_SIZE = 0.05, 2000
 PARTS = ("test", "dev", "train")  # in this order, so that a larger dev leaves test unchanged
 
 Row = tuple[str, ...]

@@ -176,17 +176,17 @@ def final_checkpoints(folder: Path, average: int, best: int | None, say: Callabl
     scheduled = [path for path in list_checkpoints(folder, scheduled=True) if step_of(path)]
     one = None if best is None else find_step(folder, best)
     wanted = scheduled[-average:] if average else [one or list_checkpoints(folder)[-1]]
-    whole = []
+    intact = []
     for path in wanted:
         try:
             check(path)
-            whole.append(path)
+            intact.append(path)
         except UserError as error:
             say(f"{error}; the model is made without it")
     last = newest(folder).path
-    if not whole and last is None:
+    if not intact and last is None:
         raise UserError(f"no checkpoint in {short(folder)} is whole, so there is no model")
-    return whole or [last]  # type: ignore[list-item]
+    return intact or [last]  # type: ignore[list-item]
 
 
 def save_final(run: Path, tensors: dict[str, Tensor]) -> Path:

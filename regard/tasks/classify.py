@@ -146,7 +146,7 @@ class Labels(Task):
         if pick is not None and not turned:
             ways = [f"say --columns {','.join(pick.selected)} if they are labels", *ways]
         if pick is not None and len(pick.selected) == 2:
-            ways = [f"say --columns {','.join(reversed(pick.selected))} if the text stands there", *ways]
+            ways = [f"say --columns {','.join(reversed(pick.selected))} if that is the text", *ways]
         raise UserError(
             f"{corpus.train.name}: there are {len(labels):,} different labels ({quoted_list(sorted(labels)[:3])}, ...) "
             f"for {examples:,} examples of {len(texts):,} texts, so these may be no labels: {', or '.join(ways)}"
@@ -160,7 +160,7 @@ class Labels(Task):
         names = known.inner.get_vocab()
         for label in sorted(self.labels(lines)):
             if label not in names:
-                raise UserError(f"{lines.name}: the label '{label}' stands nowhere {where}")
+                raise UserError(f"{lines.name}: the label '{label}' is not {where}")
 
     def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.source.size

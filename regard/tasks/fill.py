@@ -63,7 +63,7 @@ class Filler(Reader):
     def mask(self) -> str:
         name = mask_token(self.source)
         if name is None:
-            raise UserError("the tokenizer of this run has no mask, so that nothing can be hidden")
+            raise UserError("the tokenizer of this run has no mask token, so nothing can be filled in")
         return name
 
     @cached_property
@@ -83,13 +83,13 @@ class Filler(Reader):
         texts = [self._with_own_mask(text) for text in texts]
         for number, text in enumerate(texts, lines_before + 1):
             if self.mask not in text:
-                raise UserError(f"line {number} hides nothing: say {self.mask} where a word is to be filled in")
+                raise UserError(f"line {number} has no mask: write {self.mask} where a word is to be filled in")
         with parsing_special_tokens(self.source):
             rows, cut = super().encode_inputs(texts, config, lines_before)
         mask = self.source.inner.token_to_id(self.mask)
         for number, (text, row) in enumerate(zip(texts, rows, strict=True), lines_before + 1):
             if row.count(mask) != text.count(self.mask):
-                raise UserError(f"line {number} is longer than what can be taken, and a {self.mask} stands in the rest")
+                raise UserError(f"line {number} is too long, and truncating it would remove a {self.mask}")
         return rows, cut
 
     def _with_own_mask(self, text: str) -> str:

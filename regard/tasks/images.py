@@ -117,7 +117,7 @@ class ImageClassifier:
         known = labels if labels is not None else read_run_json(folder).get("labels") if folder is not None else None
         self.labels = [str(number) for number in range(classes)] if known is None else list(known)
         if len(self.labels) != classes:
-            raise UserError(f"there are {len(self.labels)} labels, and the model tells {classes} classes")
+            raise UserError(f"there are {len(self.labels)} labels, and the model has {classes} classes")
 
     def read(self, files: Iterable[str | Path]) -> list[Path]:
         """Return the paths of image files, which are opened later, a few at a time."""
@@ -256,7 +256,7 @@ class Images(Task):
         numbers = {label: number for number, label in enumerate(self.labels)}
         for label in examples.answers:
             if label not in numbers:
-                raise UserError(f"{examples.name}: the class '{label}' stands nowhere in the training data")
+                raise UserError(f"{examples.name}: the class '{label}' is not in the training data")
         answers, skip = (numbers[label] for label in examples.answers), self.job.bad_lines == "skip"
         rows, unreadable = prepare_images(
             examples, answers, self.processor, self.data_path(name), skip, partial(tick, "preparing")

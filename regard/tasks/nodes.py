@@ -25,7 +25,7 @@ from regard.runs.checkpoint import write_atomically
 
 from .task import Say, Task, Tick
 
-NO_TEXTS = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
+NO_TEXTS = "this model predicts the classes of a graph's nodes: use `regard evaluate`, or run.label(graph)"
 
 
 class NodeClassifier:
@@ -85,7 +85,7 @@ class GraphNodes(Task):
         job = self.job
         for name in ("source", "target", "dev", "test", "columns", "header", "tokenizer"):
             if getattr(job, name) is not None:
-                raise UserError(f"a graph says by itself what is what, so there is no {name} to give")
+                raise UserError(f"the file of a graph holds everything, so there is no {name} to give")
         if job.data is None:
             raise UserError("which graph? Give data=, an .npz file or a folder with one")
         self.graph = graphs.open_graph(job.data)

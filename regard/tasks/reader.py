@@ -104,15 +104,15 @@ class Reader:
         if isinstance(texts, str):
             raise UserError("texts come in a list: for a single one, say [text]")
         if attention:
-            raise UserError("only a decoder looks at a source, so here is no alignment with it")
+            raise UserError("only an encoder-decoder attends to a source, so there is no alignment")
         source, lines_before = iter(texts), 0
         while some := list(islice(source, read_ahead)):
             rows, cut = self.encode_inputs(some, config, lines_before)
             found: list[list[Prediction]] = [[]] * len(some)
             for numbers in batch_by_length([len(row) for row in rows], self.budget):
                 for number, answers in zip(numbers, self.predict_rows([rows[i] for i in numbers], config), strict=True):
-                    whole = self.complete_answers(some[number], answers)
-                    found[number] = [one._replace(cut=cut[number]) for one in whole]
+                    completed = self.complete_answers(some[number], answers)
+                    found[number] = [one._replace(cut=cut[number]) for one in completed]
                 tick(len(numbers))
             yield from found
             lines_before += len(some)

@@ -43,11 +43,11 @@ def check_patterns(stack: Stack, lengths: Sequence[int]) -> None:
             if not isinstance(pattern, Pattern) or not pattern.fixed or getattr(mixer, "over", "self") != "self":
                 continue
             for length in lengths:
-                lost = blind(pattern, length)
-                if lost is not None:
+                blind_position = blind(pattern, length)
+                if blind_position is not None:
                     raise UserError(
-                        f"pattern '{pattern}' leaves position {lost} of a sequence of {length} with nothing to "
-                        "see: add, say, '| window(1)'",
+                        f"pattern '{pattern}' leaves position {blind_position} of a sequence of {length} with nothing "
+                        "to see: add, say, '| window(1)'",
                         ("layer", f"[{index}]", name),
                     )
 

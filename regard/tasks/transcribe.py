@@ -191,7 +191,7 @@ class Transcriber(Reader):
             raise UserError("a recording has no tokens that words could be aligned with: say timestamps")
         self.speech.check(self.task)
         if self.timestamps and self.speech.zero is None:
-            raise UserError("this model tells no times: leave out --timestamps")
+            raise UserError("this model has no timestamps: leave out --timestamps")
         language = None if self.language is None else self.speech.language(self.language)
         config, source = config or self.config, iter(texts)
         while some := list(islice(source, max(1, min(read_ahead, BATCH_SIZE)))):

@@ -337,7 +337,7 @@ class TestBad:
         corpus = open_corpus(f"{a},{b}", bad_lines="skip", dev=0, test=0)
         assert (corpus.train.count, dict(corpus.skipped)) == (3, {"no partner": 1})
         put(b, b"1\n \n3\n4\xff\n")
-        assert refused(f"{a},{b}").startswith(f"{b}, line 2: nothing stands here")
+        assert refused(f"{a},{b}").startswith(f"{b}, line 2: this line is empty")
         corpus = open_corpus(f"{a},{b}", bad_lines="skip", dev=0, test=0)
         assert list(corpus.train) == [("1", "1"), ("3", "3")], "the others stay together"
         assert dict(corpus.skipped) == {"empty": 1, "not UTF-8": 1}

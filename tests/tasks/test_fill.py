@@ -97,9 +97,9 @@ def test_both_names_of_the_mask(run):
 
 
 def test_nothing_to_fill_in(run):
-    with pytest.raises(UserError, match=r"^line 2 hides nothing: say \[MASK\] where"):
+    with pytest.raises(UserError, match=r"^line 2 has no mask: write \[MASK\] where"):
         run.predict(["the [MASK]", "the cat"])
-    with pytest.raises(UserError, match=r"^line 3 hides nothing"):
+    with pytest.raises(UserError, match=r"^line 3 has no mask"):
         list(run.answers(["[MASK]", "[MASK]", "cat"], read_ahead=2))
     assert run.predict([]) == []
 
@@ -119,7 +119,7 @@ def test_a_text_that_is_too_long(words):
     answer = run.predict(["the [MASK] sat on the mat and a"], DecodeConfig(truncate=True))[0][0]
     assert answer.cut
     assert answer.text.endswith("on the mat and a")
-    with pytest.raises(UserError, match=r"line 2 is longer than what can be taken, and a \[MASK\] stands in the rest"):
+    with pytest.raises(UserError, match=r"line 2 is too long, and truncating it would remove a \[MASK\]"):
         run.predict(["[MASK]", "the cat sat on the mat and [MASK]"], DecodeConfig(truncate=True))
 
 

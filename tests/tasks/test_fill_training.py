@@ -302,7 +302,7 @@ def test_pairs_keep_to_their_document(words):
 def test_a_text_that_is_too_short(words):
     one = masking(words, ["anna"], context=300)
     assert one.make(one.epoch(0)[0]).tokens.shape == (1, 4)
-    with pytest.raises(UserError, match="no room for a text beside 2 marks"):
+    with pytest.raises(UserError, match="no position for text besides 2 special tokens"):
         masking(words, ["anna"], context=2)
     with pytest.raises(UserError, match="no text is long enough"):
         masking(words, ["anna", "bert"], next_sentence=True, documents=True)

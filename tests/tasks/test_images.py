@@ -179,7 +179,7 @@ def test_bad_data(job, folder, tmp_path):
     (tmp_path / "dev" / "across").mkdir()
     for kind in ("round", "across"):
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "dev" / kind / "a.png")
-    refused("the class 'round' stands nowhere", dev=str(tmp_path / "dev"))
+    refused("the class 'round' is not in the training data", dev=str(tmp_path / "dev"))
 
 
 TOWERS = ["model.image.depth=1", "model.image.width=16", "model.image.heads=2", "model.image.embed.image=8",

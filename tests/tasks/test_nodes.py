@@ -89,7 +89,7 @@ def test_learns_and_is_measured(job, tmp_path, capsys, recipe):
     assert told["counts"] == {"nodes": 26}
     best = prepared.trainer.best
     assert best["metrics"]["loss"] == pytest.approx(run.evaluate(graph.dev, ["loss"])["scores"]["loss"], rel=1e-4)
-    with pytest.raises(UserError, match=r"tells the classes of a graph's nodes"):
+    with pytest.raises(UserError, match=r"predicts the classes of a graph's nodes"):
         run.predict(["a text"])
 
 

@@ -91,7 +91,7 @@ def test_from_another_run(data, tmp_path):
     assert torch.equal(made.model.embed.table, base.model.embed.table)
     assert set(made.task.target.inner.get_vocab()) > {"T-O", "T-B-NUM"}
     made.train()
-    with pytest.raises(UserError, match="the label 'T-B-NAME' stands nowhere among those of the run"):
+    with pytest.raises(UserError, match="the label 'T-B-NAME' is not among those of the run"):
         start(Job("", str(tmp_path / "on"), data=str(other), **given, as_published=True), quiet)
     start(Job("", str(tmp_path / "on"), data=str(data), **given, as_published=True), quiet).train()
 

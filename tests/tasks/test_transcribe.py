@@ -369,5 +369,5 @@ def test_format_time():
 def test_times_of_a_model_that_tells_none(tmp_path):
     ours, _ = pair(tmp_path)
     ours.speech, ours.timestamps = SpeechTokens(START, END), True
-    with pytest.raises(UserError, match="this model tells no times: leave out --timestamps"):
+    with pytest.raises(UserError, match="this model has no timestamps: leave out --timestamps"):
         ours.predict([sound(9)])

@@ -113,7 +113,7 @@ def test_without_a_task_it_goes_on_with_its_own(job, folder, tmp_path):
         prepared.train()
         assert type(regard.load(tmp_path / origin)) is type(regard.load(folder / origin))
         assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / origin).items())
-    with pytest.raises(UserError, match="the label 'long' stands nowhere among those of the run"):
+    with pytest.raises(UserError, match="the label 'long' is not among those of the run"):
         start(job("other", task=None), quiet)
 
 
