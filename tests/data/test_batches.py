@@ -1,4 +1,5 @@
-"""Batches: within their budget, every example once an epoch, the same for the same seed, from any place."""
+"""Batches stay within their budget, hold every example once per epoch, depend on the seed alone, and can resume
+anywhere."""
 
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ START, END, PAD = 2, 3, 0
 
 
 class Made:
-    """Pairs of sequences that hold their own number, so that rows can be told apart."""
+    """Pairs of sequences that hold their own index, so that rows are distinguishable."""
 
     def __init__(self, lengths):
         self.lengths = np.array(lengths, np.int32)
@@ -38,7 +39,8 @@ def same(one, other):
 @given(lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1), budget=st.integers(1, 100))
 @settings(max_examples=100, deadline=None)
 def test_budget(lengths, budget):
-    """Rows times the longest side fit, unless one example alone does not; and no batch could take in its neighbour."""
+    """Rows times the longest side fit the budget, unless one example alone exceeds it; and no batch could be merged
+    with the next."""
     sizes = np.array(lengths)
     batches = plan_batches(sizes, budget, np.random.default_rng(0))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(len(sizes)))
@@ -50,7 +52,7 @@ def test_budget(lengths, budget):
 
 
 def test_like_with_like():
-    """Little of a batch is padding."""
+    """Batches have little padding."""
     data = some(3000)
     real = waste = 0
     for batch in first_epoch(BucketedBatches(data, 500, 1, START)):
@@ -121,7 +123,7 @@ def feeds():
 @pytest.mark.parametrize("kind", ["pairs", "windows"])
 @pytest.mark.parametrize("stop", [0, 1, 5, "end", 40])
 def test_resumes(kind, stop):
-    """From epoch and index alone, the same remainder, over the end of the epoch."""
+    """Resuming from epoch and index gives the same remaining batches, across the end of the epoch."""
     whole = ResumableBatches(feeds()[kind])
     size = whole.size
     taken = size if stop == "end" else stop
@@ -144,7 +146,7 @@ def test_feed_counts():
 @given(length=st.integers(2, 90), context=st.integers(1, 30), rows=st.integers(1, 5), shuffle=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_windows(length, context, rows, shuffle):
-    """Consecutive tokens, each asked for once at most; all but less than one context at either end."""
+    """Windows hold consecutive tokens, each a target at most once; less than one context is left out at either end."""
     stream = np.arange(length, dtype=np.int32)
     if length < context + 1:
         with pytest.raises(UserError, match="too short"):
@@ -183,7 +185,7 @@ def test_moves():
 
 
 def test_parts_are_the_whole():
-    """All rows once, in their order, no part wider than its rows, and as many targets in all."""
+    """A split batch keeps all rows in order, pads no more than needed, and has the same number of targets."""
     rows = [(np.arange(4, 4 + a), np.arange(5, 5 + b)) for a, b in [(3, 9), (7, 2), (1, 1), (5, 5), (8, 3), (2, 2)]]
     batch = teacher_forced(rows, 1, 0)
     assert batch.positions == 6 * (batch.tokens.shape[1] + batch.source.shape[1])
@@ -205,7 +207,7 @@ def test_parts_are_the_whole():
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_no_more_rows_than_are_asked_for(rows):
-    """Nor more tokens than the budget."""
+    """A batch has at most `rows` rows, and no more tokens than the budget."""
     lengths = np.random.default_rng(0).integers(1, 30, (200, 1))
     batches = plan_batches(lengths, 100, np.random.default_rng(1), rows)
     assert sorted(number for batch in batches for number in batch) == list(range(200))

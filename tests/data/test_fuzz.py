@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds, and whatever it is called: records, or one clear sentence."""
+"""Any bytes under any file name give records, or one clear message."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ CONTENTS = st.one_of(
 
 @st.composite
 def damaged(draw):
-    """Something of a known form, perhaps with a few bytes changed or missing, perhaps zipped, once more damaged."""
+    """Generate a file of a known format, possibly damaged, possibly gzipped and damaged again."""
     data = bytearray(draw(CONTENTS))
     for _ in range(2):
         for _ in range(draw(st.integers(0, 3))):

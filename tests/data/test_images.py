@@ -1,4 +1,4 @@
-"""Pictures as numbers: against the processors of `transformers`, and what is no picture."""
+"""Image processing against the processors of `transformers`, and files that are not images."""
 
 import json
 
@@ -21,7 +21,7 @@ from regard.data.images import (
 
 @pytest.fixture
 def picture(tmp_path):
-    """Wider than high, with something in it."""
+    """Return an image that is wider than high and not uniform."""
     rng = np.random.default_rng(1)
     waves = np.sin(np.arange(37)[:, None, None] / 5 + np.arange(53)[None, :, None] / 7 + np.arange(3))
     pixels = (127 + 90 * waves + rng.integers(-30, 30, (37, 53, 3))).clip(0, 255).astype(np.uint8)
@@ -63,7 +63,7 @@ def test_numbers_are_theirs(name, upright, picture):
 
 
 def test_old_configs():
-    """As the first CLIP and ViT were published: numbers instead of tables, and hardly a word."""
+    """The configs of the first CLIP and ViT have numbers instead of tables, and few entries."""
     clip = from_preprocessor_config(
         {"crop_size": 224, "do_center_crop": True, "do_normalize": True, "do_resize": True, "size": 224,
          "feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.1],
@@ -77,7 +77,7 @@ def test_old_configs():
 
 
 def test_forms(tmp_path, picture):
-    """Grey, transparent, 16 bits a pixel, and turned by the camera."""
+    """Images may be grayscale, transparent, 16-bit, or rotated by EXIF data."""
     lens = ImageProcessor([5, 7], factor=1.0)
     image = Image.open(picture)
     grey = image.convert("L")

@@ -1,4 +1,4 @@
-"""Texts in a mapped file: exactly what was encoded, made once, never half-made."""
+"""Prepared files hold exactly what was encoded, are made once, and are never half-written."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def small_chunks(monkeypatch):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """How many texts were encoded."""
+    """Record how many texts are encoded."""
     counts = []
     real = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda self, texts: counts.append(len(texts)) or real(self, texts))
@@ -98,7 +98,7 @@ def test_reused(lines, both, tmp_path, encoded):
 
 
 def changes(lines, both, tmp_path):
-    """Whatever makes another outcome possible, one thing at a time."""
+    """Yield inputs with one change each that may change the result."""
     source = tmp_path / "a.tsv"
     yield lines, both[::-1], None
     yield lines, both, 7
@@ -119,7 +119,7 @@ def test_made_again(lines, both, tmp_path, encoded):
 
 
 def test_killed(lines, both, tmp_path, encoded):
-    """Whatever of it is missing or cut, it is made again."""
+    """A file that is incomplete in any way is made again."""
     path = tmp_path / "train.arrow"
     prepare(lines, both, path)
     whole = path.read_bytes()
@@ -138,7 +138,7 @@ def test_killed(lines, both, tmp_path, encoded):
 
 
 def test_note_never_speaks_of_another_file(lines, both, tmp_path, monkeypatch):
-    """Killed between the file and its note, the old note is gone."""
+    """If the process is killed between writing the file and its note, the old note is gone."""
     path = tmp_path / "train.arrow"
     prepare(lines, both, path)
     monkeypatch.setattr(MODULE.json, "dumps", lambda *_, **__: 1 / 0)
@@ -209,7 +209,7 @@ class TestText:
         assert batch.tokens.shape == (2, 5)
 
     def test_words(self, tmp_path):
-        """The end mark stands for the line ends that words have not."""
+        """The end token replaces line ends where the tokenizer has no token for them."""
         lines = self.open(tmp_path)
         tokenizer = Tokenizer.train("words", lines.texts())
         stream = prepare_text(lines, tokenizer, tmp_path / "a.ids")

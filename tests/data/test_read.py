@@ -1,4 +1,4 @@
-"""Every form in which people have data, and every way in which it can be wrong."""
+"""Every supported data format, and every way in which a file can be wrong."""
 
 import csv
 import gzip
@@ -87,7 +87,7 @@ def test_parallel(zipped, tmp_path):
 
 
 def test_line_ends(tmp_path):
-    """A carriage return before a line feed belongs to the line end, a byte order mark to nothing."""
+    """A carriage return before a line feed belongs to the line end; a byte order mark is dropped."""
     path = put(tmp_path / "a.tsv", b"\xef\xbb\xbfone\tuno\r\ntwo\tdos\r\nthree\ttres")
     assert list(open_corpus(path, dev=0, test=0).train) == [("one", "uno"), ("two", "dos"), ("three", "tres")]
 
@@ -161,7 +161,7 @@ def test_column_missing_in_one_record(tmp_path):
 
 
 def test_text(tmp_path):
-    """All records of a running text together are the text."""
+    """The records of a running text, joined, are the text."""
     text = "First.\n\n  Second\ttab.\nÜber 我\n" * 40
     corpus = open_corpus(put(tmp_path / "a.txt.gz", text.encode()), kind="text")
     assert not corpus.train.documents
@@ -238,7 +238,7 @@ class TestFolder:
         assert list(open_corpus(tmp_path).dev) == PAIRS
 
     def test_dev_of_train(self, tmp_path):
-        """A folder without dev has one cut from train; test stays what it is."""
+        """A folder without dev files gets a dev split from train; its test files are unchanged."""
         put(tmp_path / "train.tsv", tsv([(f"s{i}", "t") for i in range(300)]))
         put(tmp_path / "test.tsv", tsv(PAIRS))
         corpus = open_corpus(tmp_path)
@@ -253,7 +253,7 @@ class TestFolder:
 
 class TestBad:
     def wrong(self, tmp_path, name, data, line, what, skipped, left=2):
-        """Refused with file and line; or skipped and counted."""
+        """A bad line is refused with file and line number, or skipped and counted."""
         path = put(tmp_path / name, data)
         told = refused(path, dev=0, test=0)
         assert told.startswith(f"{path}, {line}: "), told
@@ -293,7 +293,7 @@ class TestBad:
     @pytest.mark.parametrize("letters", [1_999, 2_000, 100_000, 5_000_000])
     @pytest.mark.parametrize("what", ["x", "ä b", "字"])
     def test_a_long_line_of_a_running_text(self, letters, what, tmp_path):
-        """It is read in pieces, which together are the text again, and split like any other."""
+        """A long line is read in pieces, which joined are the text, and split like any other."""
         long = what * (letters // len(what))
         text = put(tmp_path / "a.txt", f"short\r\n{long}\nlast".encode())
         pieces = [piece for (piece,) in open_corpus(text, kind="text", dev=0, test=0).train]
@@ -408,7 +408,7 @@ def parquet_without_rows():
 
 
 def test_sample(tmp_path):
-    """A large corpus gives about so much text, the same each time."""
+    """A large corpus gives a sample of about the given size, the same each time."""
     path = put(tmp_path / "a.tsv", tsv([(f"source {i:05}", f"target {i:05}") for i in range(5000)]))
     train = open_corpus(path, dev=0, test=0).train
     assert len(list(train.texts())) == 10_000

@@ -1,4 +1,4 @@
-"""Sound: what is read from WAV files of all kinds, other rates, and frames that are Whisper's own numbers."""
+"""Reading WAV files of all kinds, resampling, and log-mel frames equal to Whisper's."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ def noise(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def chirp(count: int) -> torch.Tensor:
-    """Rising, fading, then nothing."""
+    """Return a chirp that rises and fades, then silence."""
     at = torch.arange(count) / SAMPLE_RATE
     return torch.sin(2 * torch.pi * (80 + 900 * at) * at) * torch.exp(-at) * (at < 2)
 
@@ -66,7 +66,7 @@ def test_filters_are_whispers(bands):
 
 
 def test_long_sounds_are_worked_on_in_parts():
-    """The seams do not show: the last frames of a long sound, beside those of its end alone."""
+    """Computing in chunks changes nothing: the last frames of a long sound equal those of its end alone."""
     sound = noise(65 * SAMPLE_RATE, 3)
     whole, end = log_mel(sound, 7), log_mel(sound[60 * SAMPLE_RATE - 1600 :], 7)
     assert whole.shape == (6500, 7)
@@ -131,7 +131,7 @@ def test_a_file_that_announces_more_than_it_holds_is_refused(tmp_path, size):
 
 @pytest.mark.parametrize("old", [8000, 11025, 22050, 44100, 48000, 15990])
 def test_other_rates(old):
-    """A tone stays a tone, as long and as loud."""
+    """A resampled tone keeps its frequency, length and amplitude."""
     for hertz in (90, 1000, 3400):
         at = torch.arange(old // 4, dtype=torch.float64) / old
         found = resample(torch.sin(2 * torch.pi * hertz * at).float(), old)

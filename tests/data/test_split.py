@@ -1,4 +1,4 @@
-"""One file in three parts: the same each time, and no source in two of them."""
+"""Splitting one file in three: reproducible, and with no source in two splits."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_no_source_in_two_parts(tmp_path):
 
 
 def test_reproducible(tmp_path):
-    """By the seed alone, whatever the order of the lines."""
+    """The split depends on the seed alone, not on the order of the lines."""
     records = rows(300)
     first = parts(open_corpus(put(tmp_path, records), seed=3))
     again = parts(open_corpus(put(tmp_path, records[::-1]), seed=3))

@@ -1,4 +1,4 @@
-"""Models that came from elsewhere, at work: begun after nothing, without a head, and measured."""
+"""Converted models in use: generating without a start token, without a head, and evaluated."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def words():
 
 
 def converted(folder, kind, words, **config):
-    """Theirs, and the run."""
+    """Return the model of `transformers`, and the converted run."""
     torch.manual_seed(0)
     marks = {"bos_token_id": words.start, "eos_token_id": words.end, "pad_token_id": words.pad}
     theirs = kind(kind.config_class(vocab_size=words.size, **config, **marks)).eval()
@@ -44,7 +44,7 @@ def gpt2(folder, words, kind=transformers.GPT2LMHeadModel):
 
 @pytest.mark.parametrize("running", [True, False])
 def test_the_loss_of_a_text(running, tmp_path, words, capsys):
-    """After the start mark; a running text as it stands, and texts by themselves each with an end."""
+    """The loss is computed after the start token; separate texts end in the end token, a running text does not."""
     theirs, run = gpt2(tmp_path, words)
     path = tmp_path / ("text.txt" if running else "text.jsonl")
     path.write_text("".join(f"{text}\n" if running else json.dumps({"text": text}) + "\n" for text in TEXTS[:2]))
@@ -82,7 +82,7 @@ def test_a_decoder_without_a_head_gives_vectors(tmp_path, words, capsys):
 
 
 def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
-    """With nothing before it."""
+    """Generation begins without any token before it."""
     theirs, run = converted(
         tmp_path, transformers.XLNetLMHeadModel, words, d_model=12, n_layer=1, n_head=2, d_inner=20
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
 
 
 def test_all_pictures_that_are_named_count(tmp_path, capsys):
-    """Unless they have parts of their own."""
+    """All data is evaluated, unless it has splits."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, image_size=8, patch_size=4,
@@ -120,7 +120,7 @@ def test_all_pictures_that_are_named_count(tmp_path, capsys):
 
 
 def test_labels_have_marks_of_their_own(tmp_path, words):
-    """The number that pads a text may be that of a label."""
+    """The id of the pad token may equal that of a label."""
     kind = transformers.GPT2ForSequenceClassification
     config = kind.config_class(
         vocab_size=words.size, n_positions=PLACES, n_embd=12, n_layer=1, n_head=2, num_labels=3, pad_token_id=5,

@@ -1,4 +1,4 @@
-"""Texts as vectors: pooling, order, length, likeness, files, and who has none."""
+"""Embedding texts: pooling, order, normalization, similarity, files, and models that cannot."""
 
 import json
 
@@ -39,7 +39,7 @@ def minilm(words):
 
 
 def plain(run, text, how):
-    """One text by itself."""
+    """Return the vector of one text, computed alone."""
     row = torch.tensor([run.source.encode_with_special_tokens([text])[0]])
     context = Context.begin(*row.shape)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_what_cannot_be(minilm, words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, words):
-    """A run folder, as conversion leaves it."""
+    """Return a run folder as conversion writes it."""
     path = tmp_path_factory.mktemp("runs") / "minilm"
     model = build("minilm", words, LAYER).float()
     regard.save(model, path)

@@ -1,4 +1,4 @@
-"""Filling in what is hidden: which tokens, in which order, and how they are written into a text."""
+"""Filling in masks: which tokens, in which order, and how they are written into a text."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ HIDDEN = ["the [MASK] sat", "[MASK] dog [MASK] the cat sat on [MASK]", "a dog an
 
 
 def filler(tokenizer, *more, vocab=None):
-    """In double, with opinions."""
+    """Build a model in float64 with large random weights."""
     torch.manual_seed(3)
     model = regard.build("roberta", "tiny", vocab or tokenizer.size, [*SMALL, *more]).double()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def run(words):
 
 
 def brute(run, text, best):
-    """All fillings, by the scores of the whole model, without marks."""
+    """Return all fillings by the logits of the model, without special tokens."""
     tokenizer = run.source
     mask = tokenizer.inner.token_to_id("[MASK]")
     ids = [mask if word == "[MASK]" else tokenizer.encode([word])[0][0] for word in text.split()]

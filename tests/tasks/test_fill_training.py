@@ -1,4 +1,4 @@
-"""Masked language models: what is hidden, pairs of texts, the loss, and runs that learn, stop and go on."""
+"""Masked language models: what is masked, pairs of texts, the loss, and runs that learn, stop and resume."""
 
 import json
 import random
@@ -26,7 +26,7 @@ TINY = ["model.width=12", "model.heads=3", "model.depth=1", "model.dropout=0.1",
 
 
 def sentences(count, seed=0):
-    """Who eats what is always the same, so that one tells the other."""
+    """Return sentences in which the name determines the food."""
     rng = random.Random(seed)
     who = [rng.randrange(len(NAMES)) for _ in range(count)]
     return [f"{NAMES[i]} likes to eat {FOOD[i]} today ." for i in who]
@@ -78,7 +78,7 @@ def test_what_is_not_asked_for_is_read_as_it_is(words):
 
 
 def _plain(batch):
-    """The rows without marks around them, with what was hidden put back."""
+    """Return the rows without special tokens, with masked tokens restored."""
     tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
     valid = torch.ones_like(tokens, dtype=torch.bool) if batch.valid is None else batch.valid
     return [row[ok][1:-1].numpy() for row, ok in zip(tokens, valid, strict=True)]
@@ -214,7 +214,7 @@ def test_whole_words_are_asked_for_together():
     whole, single = (masking(tokenizer, texts, 0.2, word, context=53, budget=600) for word in (True, False))
 
     def broken(batches):
-        """Words of which some but not all letters are asked for."""
+        """Return the words of which some but not all letters are targets."""
         count = 0
         for batch in first_epoch(batches):
             for row, targets in zip(_plain(batch), batch.targets, strict=True):
@@ -279,7 +279,7 @@ def test_half_of_the_second_texts_come_next(words):
 
 
 def test_what_comes_next_is_never_called_something_else(words):
-    """A text that has no room for a stretch from elsewhere, nor another document to take it from."""
+    """A text too short to take a second text from elsewhere, and no other document."""
     batches = masking(words, [" ".join(NAMES)], context=30, next_sentence=True)
     for epoch in range(20):
         assert batches.make(batches.epoch(epoch)[0]).next_sentence_labels.tolist() == [NEXT]
@@ -371,7 +371,7 @@ def quiet(sentence):
 
 @pytest.mark.parametrize("recipe", ["bert", "roberta"])
 def test_a_run_goes_on_to_the_last_bit(text, tmp_path, recipe):
-    """Stopped in the middle of an epoch, with whole words."""
+    """A run with whole-word masking resumes in the middle of an epoch."""
     whole = start(job(text, tmp_path / "whole", recipe, "objective.whole_word=true", steps=13), quiet)
     whole.train()
     start(job(text, tmp_path / "run", recipe, "objective.whole_word=true", steps=5), quiet).train()
@@ -384,7 +384,7 @@ def test_a_run_goes_on_to_the_last_bit(text, tmp_path, recipe):
 
 
 def test_it_learns_to_fill_in(tmp_path, capsys):
-    """Somebody is called again and again."""
+    """A model learns to fill in masks in lines that repeat one name."""
     rng = random.Random(0)
     text = tmp_path / "calls.txt"
     text.write_text("".join(" ".join([rng.choice(NAMES)] * 21) + "\n" for _ in range(150)))

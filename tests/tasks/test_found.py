@@ -14,7 +14,7 @@ from regard.tasks.translate import Pairs
 
 
 class Built:
-    """What `predictor_for` looks at in a model."""
+    """The attributes of a model that `predictor_for` reads."""
 
     def __init__(self, objective, reads="text"):
         self.recipe = {"objective": {"part": objective}}

@@ -1,4 +1,4 @@
-"""Training on pictures: folders, arrays and tables, what is learned, going on, and what is refused."""
+"""Training on images: folders, arrays and tables, learning, resuming, and what is refused."""
 
 import json
 
@@ -20,7 +20,7 @@ SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.dropout=0", 
 
 
 def drawn(kind: str, rng) -> np.ndarray:
-    """Stripes: across, along, or none."""
+    """Write images with horizontal stripes, vertical stripes, or none."""
     bright = rng.integers(120, 255)
     pixels = rng.integers(0, 60, (SIDE, SIDE, 3))
     if kind == "across":
@@ -94,7 +94,7 @@ def test_going_on_changes_nothing(job, folder, tmp_path):
 
 
 def test_parts(folder, tmp_path):
-    """By the names of folders, by shares, by other folders; the same seed gives the same parts."""
+    """Splits come from folder names, shares or other folders; the same seed gives the same splits."""
     one, two = open_images(folder, 0.2, 0), open_images(folder, 0.2, 0)
     assert one.dev.keys == two.dev.keys
     assert one.test is None

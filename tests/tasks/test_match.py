@@ -1,4 +1,4 @@
-"""Two texts and a label, or a number: from a table to a run that tells what is between them."""
+"""Classifying and rating pairs of texts: from a table to a trained run."""
 
 import random
 
@@ -23,11 +23,11 @@ SMALL = [
 
 
 def quiet(sentence):
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 def rows(count=400):
-    """Two words, whether there is an a in the second, and a number that tells how many there are."""
+    """Write pairs of words with a label, whether the second has an a, or with the number of a's."""
     rng = random.Random(5)
     made = []
     for _ in range(count):
@@ -72,7 +72,7 @@ def test_learns_labels(tables, tmp_path):
 
 
 def test_learns_numbers(tables, tmp_path):
-    """Where some of them are not whole, nothing has to be said; it begins at their mean."""
+    """Answers that are not integers are rated without being asked; the bias begins at their mean."""
     prepared = start(job(tables / "numbers.tsv", tmp_path / "run", ["train.steps=120"], metrics=[]), quiet)
     values = [float(row[2]) for row in prepared.corpus.train]
     assert prepared.model.head.out.bias.item() == pytest.approx(sum(values) / len(values), abs=1e-4)
@@ -164,7 +164,7 @@ def test_a_header_above_numbers_is_asked_about(tmp_path):
 
 
 def test_from_another_run(tables, tmp_path):
-    """Of numbers without a task, as it was; a new head with one."""
+    """Fine-tuning on numbers keeps the head without --task, and replaces it with one."""
     small = ["train.steps=3"]
     start(job(tables / "numbers.tsv", tmp_path / "base", small), quiet).train()
     base = regard.load(tmp_path / "base").model.state_dict()
@@ -195,7 +195,7 @@ def words():
 
 
 def test_two_texts_become_one():
-    """With the marks that the tokenizer sets; else each ends in the end mark."""
+    """Pairs get the special tokens of the tokenizer; else each text ends in the end token."""
     plain = words()
     a, b, c = (plain.encode([letter])[0][0] for letter in "abc")
     ((ids, segments),) = MatchCoder(plain, None, None).encode_pairs([("a b", "c")])
@@ -266,7 +266,7 @@ def test_batches_hold_each_pair_beside_its_answer():
 
 
 def test_segments_reach_the_model(tables, tmp_path):
-    """Which text comes first makes a difference, although the tokens are the same."""
+    """The order of the texts matters, although the tokens are the same."""
     run = start(job(tables / "labels.tsv", tmp_path / "run", ["train.steps=2"]), quiet).train()
     with torch.no_grad():
         run.model.embed.segment_table[1] += 3.0

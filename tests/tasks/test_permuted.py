@@ -1,4 +1,4 @@
-"""Tokens in a random order: what is asked for, and runs that learn it, go on after a stop, and are used."""
+"""Permutation language models: the targets, and runs that learn, resume and generate."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ LINE = "abcdefgh"
 
 @pytest.fixture
 def job(tmp_path):
-    """Over a text that is the alphabet again and again, so that every neighbour tells a letter."""
+    """Make a job on a repeated alphabet, in which every neighbor determines a letter."""
     (tmp_path / "text.txt").write_text("\n".join([LINE * 6] * 60))
 
     def make(run, **train):

@@ -1,4 +1,4 @@
-"""A run folder at work: predictions in order and in batches, alignments, streams, loading, and bad input."""
+"""Runs: predictions in order and in batches, alignments, streaming, loading, and bad input."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ HOW = {
 
 
 def make(name: str, tokenizer: Tokenizer, overrides: tuple[str, ...] = (), size: str = "tiny") -> Model:
-    """In double, where a batch and its rows agree, and with weights that have opinions."""
+    """Build a model in float64, where a batch equals its rows, with large random weights."""
     torch.manual_seed(7)
     small = ["model.tie=none", f"model.depth={min(recipe.load(name, size)['model'].get('depth', 1), 2)}"]
     model = regard.build(name, size=size, vocab=tokenizer.size, overrides=[*small, *overrides]).double()
@@ -60,7 +60,7 @@ def writer(words) -> Run:
 
 
 def close(one, two) -> None:
-    """The same predictions, numbers up to rounding."""
+    """Check that predictions are equal, numbers up to rounding."""
     assert [(a.text, a.tokens, a.ended, a.cut) for a in one] == [(b.text, b.tokens, b.ended, b.cut) for b in two]
     assert [(a.score, a.logprob) for a in one] == [pytest.approx((b.score, b.logprob), rel=1e-5) for b in two]
 
@@ -112,7 +112,7 @@ def test_without_a_budget_states_decide(translator, monkeypatch):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("which", ["translator", "writer"])
 def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path):
-    """Each by a process or a thread of its own: the answers stay, in their order, and so do torch's threads."""
+    """With workers, answers keep their order and torch its number of threads."""
     run = request.getfixturevalue(which)
     alone = run.predict(TEXTS * 3, HOW[how])
     log, answer = tmp_path / "log", Run._answer
@@ -178,7 +178,7 @@ def test_nothing_to_predict(translator):
 
 
 def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
-    """As translating nothing, and as beginning a new text."""
+    """An empty text can be translated, and continued."""
     run = translator
     memory = run.model.encode(torch.tensor([[run.source.end]]))
     plain = greedy(run.model, Request.after(run.target.start, run.target.end, memory, 9))[0]
@@ -196,7 +196,7 @@ def test_room_for_an_answer_depends_on_the_source(translator):
 
 @pytest.fixture(scope="module")
 def short(words) -> Run:
-    """A translator whose sides know 8 positions."""
+    """Return an encoder-decoder with 8 positions on either side."""
     overrides = ('model.embed.position={part="learned", length=8}',)
     return Run(make("transformer", words, overrides), words, words)
 
@@ -298,7 +298,7 @@ def test_no_alignment_where_there_is_no_source(writer, words):
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "characters", "words", "wordpiece", "pretokenised"])
 @pytest.mark.parametrize("name", ["transformer", "transformer-decoder"])
 def test_a_stream_is_the_answer_in_pieces(name, kind):
-    """Untrained models say all kinds of bytes, most of them no characters."""
+    """Untrained models generate arbitrary bytes, most of which form no characters."""
     texts = ["a cat, 你好 sat!", "süß", "", "🙂 é"]
     tokenizer = Tokenizer.train(kind, [*TEXTS, *texts])
     run = Run(make(name, tokenizer, ("model.depth=1",)), tokenizer, tokenizer)
@@ -413,7 +413,7 @@ def test_a_model_that_does_not_write_is_refused(words):
 
 
 def write(folder, model: Model, tokenizer: Tokenizer, **told) -> None:
-    """A finished run as `regard train` leaves it, as far as loading looks."""
+    """Write a finished run folder, with the files that loading reads."""
     regard.save(model, folder)
     tokenizer.save(folder / "tokenizer.json")
     (folder / "run.json").write_text(json.dumps(told))
@@ -528,6 +528,6 @@ def test_importing_regard_is_light():
 
 
 def test_beams_of_a_batch_keep_their_sources(translator):
-    """`select` takes the encoder's whole gift along."""
+    """`select` also selects the rows of the encoder's memory."""
     memory = translator.model.encode(torch.tensor([[5, 6], [7, 8]]))
     assert torch.equal(select(memory, torch.tensor([1, 1])).x, memory.x[[1, 1]])

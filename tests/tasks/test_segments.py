@@ -1,4 +1,4 @@
-"""A text in segments: what is remembered of one is there for the next, in training, after a stop, and in evaluation."""
+"""Models with a memory of earlier segments, in training, after resuming, and in evaluation."""
 
 import random
 
@@ -33,7 +33,7 @@ def xl(block=7, before=7, **changes):
 
 @pytest.fixture
 def text(tmp_path):
-    """Stretches of two letters each: who remembers the last ones knows what to expect."""
+    """Return a text that a model can predict only with a memory of earlier letters."""
     rng = random.Random(0)
     pieces = ["".join(rng.choices(rng.sample("abcdefghijklmnop", 2), k=48)) for _ in range(160)]
     path = tmp_path / "text.txt"
@@ -109,7 +109,7 @@ def test_every_token_is_asked_for_once(rows):
 ])  # fmt: skip
 @torch.no_grad()
 def test_segments_are_the_whole(name, more):
-    """Cut into segments, the text has the loss that it has in one piece."""
+    """A text in segments has the same loss as in one piece."""
     torch.manual_seed(0)
     model = regard.build(name, "tiny", 13, ["model.width=24", "model.heads=3", "model.depth=2", *more]).double().eval()
     (whole,) = eval_streams(TEXT[:150], 2, 150, 1, 0)
@@ -133,7 +133,7 @@ def test_nothing_is_learned_through_the_memory():
 
 @torch.no_grad()
 def test_memory_of_another_place_is_left():
-    """After a setback, the data goes on further on."""
+    """After a setback, the data continues at a later position."""
     model, objective = xl().eval(), Segments()
     one, two, three = list(eval_streams(TEXT, 2, 7, 3, 0))[:3]
     objective(model, one)

@@ -1,4 +1,4 @@
-"""Span corruption: what is cut out, learning from it, and filling it in."""
+"""Span corruption: which spans are cut out, learning, and filling them in."""
 
 import json
 from collections import Counter
@@ -63,7 +63,7 @@ def spans(job, tmp_path):
 
 @pytest.mark.parametrize("length", [2, 3, 7, 20, 101, 512])
 def test_how_much_is_cut_out(length):
-    """As the original counts: rounded, at least one; stretches alternate, what stays first."""
+    """Counts are those of the original: rounded, at least one; kept and cut spans alternate, kept first."""
     gone, spans = Noise().counts(length)
     assert gone == max(round(0.15 * length), 1)
     assert spans == max(round(gone / 3), 1)
@@ -76,7 +76,7 @@ def test_how_much_is_cut_out(length):
 
 
 def test_every_way_to_cut_is_as_likely():
-    """Of 9 tokens, 5 in 2 stretches: 3 ways to part what stays, 4 to part what goes."""
+    """Of 9 tokens, 5 are cut in 2 spans: 3 ways to divide the kept ones, 4 to divide the cut ones."""
     noise, rng = Noise(share=0.55, span=2.5), np.random.default_rng(0)
     found = Counter(tuple(noise.mask(9, rng)) for _ in range(3600))
     assert len(found) == 12
@@ -92,7 +92,7 @@ def test_source_and_target_by_hand():
 
 
 def test_nothing_is_lost():
-    """The target's stretches in place of the source's sentinels are the text again."""
+    """Replacing the sentinels of the source by the spans of the target restores the text."""
     rng, sentinels = np.random.default_rng(2), np.arange(200, 300)
     for length in (2, 9, 64, 333):
         ids = rng.integers(4, 200, length)
@@ -142,7 +142,7 @@ def test_a_place_is_cut_otherwise_in_another_epoch(tokenizer):
 
 @pytest.mark.parametrize(("length", "count"), [(20, 1), (43, 3), (41, 2), (2, 1)])
 def test_the_dev_set_is_asked_whole(tokenizer, length, count):
-    """The last stretch as short as it must be, and a last token alone left out."""
+    """The last window may be shorter, and a single last token is left out."""
     text = np.array(tokenizer.encode([TEXT])[0][:length], np.int32)
     corrupter = Corrupter(Noise(), tokenizer, 20)
     batches = list(in_order(text, 20, 2, corrupter))

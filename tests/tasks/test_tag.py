@@ -1,4 +1,4 @@
-"""Words with a tag each: files, where words begin among tokens, spans, and a run that tags."""
+"""Tagging words: files, the first token of every word, spans, and a trained run."""
 
 import gzip
 import json
@@ -24,11 +24,11 @@ SMALL = [
 
 
 def quiet(sentence):
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 def sentences(count=150):
-    """Words with a capital are names, of one word or of two; those in digits are numbers."""
+    """Write sentences in which capitalized words are names, of one word or two, and digits are numbers."""
     rng = random.Random(7)
     made = []
     for _ in range(count):
@@ -97,7 +97,7 @@ def test_from_another_run(data, tmp_path):
 
 
 def test_a_sentence_that_is_too_long(data, tmp_path):
-    """Its last words are not read, and say so."""
+    """The last words of a long sentence are not read, and get the tag '?'."""
     run = start(job(data, tmp_path / "run", ["train.steps=2"]), quiet).train()
     text = "the mat sat An Bo"
     ((ids, firsts),) = first_tokens_of_words(run.source, [text])
@@ -111,7 +111,7 @@ def test_a_sentence_that_is_too_long(data, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words", "characters", "bytes", "pretokenised"])
 def test_where_words_begin(kind):
-    """The first token of a word begins with what the word begins with, whatever the tokens are."""
+    """The first token of a word begins with its first characters, with any tokenizer."""
     words = ["EU", "rejects", "Zürich's", "über-lange", "Wörter", "日本語", "."]
     text = " ".join(words)
     tokenizer = Tokenizer.train(kind, [text, "EU rejects Zürich"] * 3, {"bytes": None}.get(kind, 400))
@@ -185,14 +185,14 @@ def test_files(tmp_path, name, zipped):
 
 
 def test_universal_columns_are_known(tmp_path):
-    """Neither the number of a word nor what is said beside it is meant."""
+    """The columns of CoNLL-U are the word and its part of speech."""
     path = tmp_path / "words.conllu"
     path.write_text(FILES["words.conllu"])
     assert next(iter(open_corpus(path, dev=0, test=0, kind="tags").train)) == ("EU rejects", "B-ORG O")
 
 
 def test_tags_without_spans(tmp_path):
-    """Such as parts of speech: what is measured when nothing is asked for can be measured."""
+    """For tags without spans, such as parts of speech, the default metrics work."""
     plain = conll(tmp_path / "words.conll", [[(word, tag[:1]) for word, tag in words] for words in sentences()])
     prepared = start(job(plain, tmp_path / "run", ["train.steps=2"]), quiet)
     run = prepared.train()
@@ -301,7 +301,7 @@ def test_refused(data, tmp_path):
 
 
 def test_json_of_words(data, tmp_path):
-    """What is read from JSON lines is what CoNLL says."""
+    """JSON lines and CoNLL give the same records."""
     other = tmp_path / "words.jsonl"
     lines = [{"words": [w for w, _ in words], "tags": [t for _, t in words]} for words in sentences()]
     other.write_text("".join(json.dumps(line) + "\n" for line in lines))

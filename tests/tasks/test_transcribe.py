@@ -1,4 +1,4 @@
-"""Speech written down: windows, times, languages and second tries, beside `transformers` and by themselves."""
+"""Transcription: windows, timestamps, languages and retries, against `transformers` and alone."""
 
 import json
 import wave
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 
 
 def pair(tmp_path, seed: int = 0, **more) -> tuple[Transcriber, WhisperForConditionalGeneration]:
-    """Ours and theirs with the same weights, which have opinions."""
+    """Return our model and that of `transformers` with the same large random weights."""
     torch.manual_seed(seed)
     config = WhisperConfig(
         vocab_size=VOCAB, num_mel_bins=BANDS, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3,
@@ -80,7 +80,7 @@ def sound(frames: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def once(monkeypatch):
-    """No second tries, and no window counts as silent."""
+    """Disable retries and the detection of silence."""
     monkeypatch.setattr(transcribe, "TEMPERATURES", (0.0,))
     monkeypatch.setattr(transcribe, "MAX_NO_SPEECH", 2.0)
 
@@ -92,7 +92,8 @@ def told(theirs, frames, **more):
 
 
 def pieces(run, samples, config):
-    """All of them, the empty ones as well, with their tokens, as theirs has them; and how many after each window."""
+    """Record all segments with their tokens, empty ones included, as `transformers` returns them, and their number per
+    window."""
     found, windows = [], []
     plain = Transcriber._append_answer
 
@@ -115,7 +116,7 @@ BEAMS = {"num_beams": 3, "early_stopping": True, "renormalize_logits": True}  # 
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize(("language", "beam"), [("de", 1), (None, 1), ("de", 3)])
 def test_the_same_words_and_times_as_transformers(tmp_path, once, timestamps, language, beam):
-    """Of a whole window; what is left of it, theirs fill with zeros and ours with silence."""
+    """Compare a full window; `transformers` pads a shorter one with zeros, and we with silence."""
     more = {"task": "transcribe", "return_timestamps": timestamps} | (BEAMS if beam > 1 else {})
     seen = set()
     words_alone = {} if timestamps else {"suppress_tokens": [*TOLD["suppress_tokens"], *range(ZERO, VOCAB)]}
@@ -147,7 +148,7 @@ def test_the_same_language_as_transformers(tmp_path, once):
 
 
 def test_long_recordings_as_transformers(tmp_path, once):
-    """Window by window, each from the last time of the one before; theirs fill the very last one with zeros."""
+    """Each window begins at the last timestamp of the previous one; `transformers` pads the last with zeros."""
     windows = 0
     for seed in range(3):
         run, theirs = pair(tmp_path, seed)
@@ -178,7 +179,7 @@ def test_a_batch_is_its_recordings_one_by_one(tmp_path, monkeypatch):
 
 
 def fake(run, monkeypatch, answers, silence=0.0):
-    """A search that finds these, one after the other; and how it was asked."""
+    """Replace the search by one that returns these answers in turn; return the list of its calls."""
     asked = []
 
     def search(model, request, config, seeds):
@@ -222,7 +223,7 @@ def test_a_temperature_that_is_given_is_the_only_one(tmp_path, monkeypatch):
 
 
 def test_silence(tmp_path, monkeypatch):
-    """Nobody speaks, and the words are unlikely: nothing is said. Likely words are said all the same."""
+    """Unlikely words in a window without speech are dropped; likely words are kept."""
     run, _ = pair(tmp_path)
     asked = fake(run, monkeypatch, [UNSURE], silence=1.0)
     [[one]] = run.predict([sound(130)])
@@ -276,7 +277,7 @@ def test_a_folder_that_comes_in_answers(tmp_path, capsys):
 
 
 def test_a_folder_that_learns_on_and_goes_out(tmp_path):
-    """By the prompt of its language, and with what it says about its tokens."""
+    """Fine-tuning uses the prompt of the language, and keeps the special tokens."""
     ours, theirs = converted(tmp_path)
     spoken(tmp_path / "talk.wav", 70)
     (tmp_path / "talks.tsv").write_text("talk.wav\tw1 w2\n" * 3)

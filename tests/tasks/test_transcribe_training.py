@@ -1,4 +1,4 @@
-"""Learning to write down what is heard: tones that have names."""
+"""Learning to transcribe tones that have names."""
 
 import json
 import wave
@@ -35,7 +35,7 @@ def write(path, hertz, frames, seed):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """36 recordings in a folder beside the table, one of them too long."""
+    """Write 36 recordings in a folder next to the table, one of them too long."""
     folder = tmp_path_factory.mktemp("tones")
     (folder / "wav").mkdir()
     rows = []
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_the_same(table, tmp_path):
 
 
 def test_batches(table, tmp_path):
-    """A recording in a batch is what it is alone, and its text is asked for after all that stands before it."""
+    """A recording in a batch equals itself alone, and its text follows the prefix."""
     lines = open_corpus(str(table), kind="pairs").train
     words = Tokenizer.train("words", ["low middle high"])
     data = prepare_sounds(lines, words, tmp_path / "train.sounds", (40 * HOP, 9))
