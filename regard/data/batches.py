@@ -5,7 +5,7 @@ The position of a run in its data is two numbers, epoch and index, so that it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -235,7 +235,7 @@ class ResumableBatches:
         return batch
 
 
-def first_epoch(batches: Batches, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
+def first_epoch(batches: Batches) -> Iterator[Batch]:
     """Yield every batch of epoch 0, for evaluation."""
     for numbers in batches.epoch(0):
-        yield change(batches.make(numbers))
+        yield batches.make(numbers)
