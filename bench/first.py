@@ -34,7 +34,7 @@ import shakespeare
 import stsb
 from regard.convert import convert
 from regard.data import open_corpus
-from regard.data.conll import tags_of
+from regard.data.conll import parse_tags
 from regard.metrics import spearman
 
 TITLE = "First runs, with nothing but the data given"
@@ -101,7 +101,7 @@ def most_frequent_tag(parts: Parts) -> Baseline:
     begun = time.perf_counter()
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for words, tags in parts.train:
-        for word, tag in zip(words.split(" "), tags_of(tags), strict=True):
+        for word, tag in zip(words.split(" "), parse_tags(tags), strict=True):
             seen[word][tag] += 1
     once = Counter(tag for counts in seen.values() if counts.total() == 1 for tag in counts)
     unknown = once.most_common(1)[0][0]
@@ -109,7 +109,7 @@ def most_frequent_tag(parts: Parts) -> Baseline:
     right = [
         best.get(word, unknown) == tag
         for words, tags in parts.test
-        for word, tag in zip(words.split(" "), tags_of(tags), strict=True)
+        for word, tag in zip(words.split(" "), parse_tags(tags), strict=True)
     ]
     return Baseline("most frequent tag", 100 * sum(right) / len(right), time.perf_counter() - begun)
 

@@ -24,7 +24,7 @@ import results
 import runs
 from regard.demo import FULL
 from regard.metrics import measure
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 
 SEARCH = ("--beam", "5", "--length-penalty", "1.2", "--early-stopping", "never")  # chosen on dev
 AGAIN = {"train.lr": 0.003, "train.warmup": 100}  # of those that begin with another's weights
@@ -88,7 +88,9 @@ def main() -> None:
         first.result()
     asked = [word for name in METRICS for word in ("--metric", name)]
     asked += ["--data", str(data / "test.tsv"), "--any-reference", *SEARCH]
-    words, references = gather([tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True)
+    words, references = group_references(
+        [tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True
+    )
     rows = []
     together = [word for run in members[1:] for word in ("--ensemble", str(run))]
     for name, run, beside in (*((run.name, run, []) for run in members), ("all together", one, together)):

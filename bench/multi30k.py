@@ -22,7 +22,7 @@ import runs
 from regard import load
 from regard.decode import DecodeConfig
 from regard.machine import tune
-from regard.metrics import whole
+from regard.metrics import join_subwords
 
 SETTINGS = {  # their two devices with 4,096 tokens each are one batch of twice as many here
     "train.batch_tokens": 8192,
@@ -72,7 +72,7 @@ def detokenised(run: Path, year: str, raw: str) -> tuple[float, str]:
     """sacreBLEU against the raw text."""
     sources, references = runs.lines_of(pieces() / f"test.{year}.en.gz"), runs.lines_of(results.data(f"multi30k/{raw}"))
     join = MosesDetokenizer(lang="de").detokenize
-    answers = [join(whole(found[0].text).split()) for found in load(run).predict(sources, DecodeConfig(beam=5))]
+    answers = [join(join_subwords(found[0].text).split()) for found in load(run).predict(sources, DecodeConfig(beam=5))]
     metric = sacrebleu.BLEU(lowercase=True)
     return metric.corpus_score(answers, [references]).score, str(metric.get_signature())
 

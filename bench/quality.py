@@ -29,7 +29,7 @@ from regard.core import Model
 from regard.data.batches import pad_rows
 from regard.decode import Request, greedy
 from regard.machine import tune
-from regard.metrics import whole
+from regard.metrics import join_subwords
 from train import coded, hugging, numbers, pairs, sentences
 
 SETTINGS = {
@@ -58,14 +58,14 @@ class Dev:
         number = numbers()
         self.names = {i: piece for piece, i in number.items()}
         self.sources = coded(sentences("valid", "en")[:count], number)
-        self.references = [whole(" ".join(line)) for line in sentences("valid", "de")[:count]]
+        self.references = [join_subwords(" ".join(line)) for line in sentences("valid", "de")[:count]]
 
     def bleu(self, model: Model) -> float:
         source, valid = pad_rows(self.sources, PAD)
         with torch.no_grad():
             memory = model.eval().encode(source, valid)
         found = greedy(model, Request.after(START, END, memory, 60))
-        answers = [whole(" ".join(self.names.get(token, "?") for token in one.tokens)) for one in found]
+        answers = [join_subwords(" ".join(self.names.get(token, "?") for token in one.tokens)) for one in found]
         return sacrebleu.corpus_bleu(answers, [self.references], tokenize="none", force=True).score
 
 

@@ -30,7 +30,7 @@ import runs
 from race import Contender, environment, race, ratios, speeds
 from regard import restore
 from regard.convert import convert
-from regard.data.batches import plan
+from regard.data.batches import plan_batches
 
 VOCAB = 10_000
 BATCH = 4096
@@ -56,7 +56,7 @@ def pairs(batch: int = BATCH, most: int | None = 120) -> dict:
     number = numbers()
     sides = {name: coded(sentences("train", side), number) for name, side in (("source", "en"), ("target", "de"))}
     lengths = np.array([[len(line) for line in side] for side in sides.values()]).T
-    order = plan(lengths, batch, np.random.default_rng(1))[:most]
+    order = plan_batches(lengths, batch, np.random.default_rng(1))[:most]
     batches = [{name: [side[n] for n in rows] for name, side in sides.items()} for rows in order]
     return {"batches": batches, "start": 1, "pad": 0}
 

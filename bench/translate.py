@@ -28,8 +28,8 @@ from regard.convert import convert
 from regard.export import export
 from regard.files import recipe as recipes
 from regard.machine import tune
-from regard.metrics import whole
-from regard.runs.folder import save_beside
+from regard.metrics import join_subwords
+from regard.runs.folder import save_derived
 from regard.tasks.load import load
 
 
@@ -39,7 +39,8 @@ def sources(run: Path, count: int) -> dict:
     read = load(run).source
     vocabulary = read.inner.get_vocab()
     return {
-        "texts": texts, "tokens": [text.split() for text in texts], "ids": read.frame(texts), "pad": read.pad,
+        "texts": texts, "tokens": [text.split() for text in texts],
+        "ids": read.encode_with_special_tokens(texts), "pad": read.pad,
         "names": {number: name for name, number in vocabulary.items()}, "marks": [read.pad, read.start, read.end],
     }  # fmt: skip
 
@@ -58,13 +59,15 @@ def as_marian(run: Path, folder: Path) -> None:
         writes = ".norms." in name or name.endswith((".out.weight", ".out.bias"))
         moved[name] = tensor[:, order] if reads else tensor[order] if writes else tensor
     new.load_state_dict(moved | {"head.bias": torch.zeros(old.vocab)})
-    save_beside(new, run, folder / "as-marian")
+    save_derived(new, run, folder / "as-marian")
     convert(folder / "as-marian", folder / "marian", to="marian")
 
 
 def bleu(answers: list[str], count: int) -> float:
-    references = [whole(line) for line in runs.lines_of(multi30k.pieces() / "test.2016.de.gz")[:count]]
-    return sacrebleu.corpus_bleu([whole(line) for line in answers], [references], tokenize="none", force=True).score
+    references = [join_subwords(line) for line in runs.lines_of(multi30k.pieces() / "test.2016.de.gz")[:count]]
+    return sacrebleu.corpus_bleu(
+        [join_subwords(line) for line in answers], [references], tokenize="none", force=True
+    ).score
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.core import UserError
-from regard.data import Lines
+from regard.data import CorpusSplit
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
 from regard.runs.job import Job
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 from regard.tasks.run import Prediction, Run
 
 WORDS = (
@@ -94,14 +94,14 @@ def job(folder: Path, minutes: float, full: bool) -> Job:
     )  # fmt: skip
 
 
-def judge(run: Run, test: Lines) -> Report:
+def judge(run: Run, test: CorpusSplit) -> Report:
     told = evaluate(run, test, list(METRICS), DecodeConfig(beam=4), any_reference=True)
     return Report(told["scores"]["sequence_error"], told["scores"]["token_error"], told["counts"]["answers"])
 
 
-def clearest(run: Run, test: Lines, length: int = 10) -> tuple[str, Prediction]:
+def clearest(run: Run, test: CorpusSplit, length: int = 10) -> tuple[str, Prediction]:
     """A long word of the test part that comes out right, with where the decoder looked."""
-    words, references = gather(test, True)
+    words, references = group_references(test, True)
     chosen = [(w, r) for w, r in zip(words, references, strict=True) if len(w) == length and "'" not in w][:40]
     answers = run.predict([word for word, _ in chosen], DecodeConfig(beam=4), attention=True)
     right = [(w, a[0]) for (w, r), a in zip(chosen, answers, strict=True) if a[0].text in r]

@@ -17,7 +17,7 @@ from regard.export.onnx_graph import compare
 from regard.ops.rotary import constant
 from regard.pattern import analysis as pattern
 from regard.runs.job import Job
-from regard.tasks.classify import Labeller
+from regard.tasks.classify import TextClassifier
 from regard.tasks.embed import Embedder
 from regard.tasks.load import load
 from regard.tasks.run import Run
@@ -89,7 +89,7 @@ def test_ctranslate2_translates_alike(name, tmp_path):
 def log_p(run: Run, text: str, target: list[str]) -> list[float]:
     ids = [*run.target.encode([" ".join(target)])[0], run.target.end]
     with torch.no_grad():
-        memory = run.model.encode(torch.tensor(run.source.frame([text])))
+        memory = run.model.encode(torch.tensor(run.source.encode_with_special_tokens([text])))
         scores = run.model(torch.tensor([[run.target.start, *ids[:-1]]]), memory=memory)[0].log_softmax(-1)
     return [float(scores[i, token]) for i, token in enumerate(ids)]
 
@@ -238,7 +238,7 @@ def test_onnx_hashes_n_grams_alike(tmp_path):
     model = build("fasttext", "tiny", tokenizer.size, ["model.embed.n=3", "model.embed.buckets=37"])
     torch.nn.init.normal_(model.embed.ngram_table)
     (tmp_path / "out").mkdir()
-    onnx.write(Labeller(model, tokenizer, tokenizer), tmp_path / "out", None)
+    onnx.write(TextClassifier(model, tokenizer, tokenizer), tmp_path / "out", None)
     graph = session(tmp_path / "out" / "model.onnx")
     for batch, length in ((1, 1), (1, 2), (3, 7), (4, 130)):
         tokens = torch.randint(0, tokenizer.size, (batch, length))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from regard import restore, save
-from regard.data.batches import IGNORE, Batch, Feed, forced
+from regard.data.batches import IGNORE, Batch, ResumableBatches, teacher_forced
 from regard.machine import tune
 from regard.parts.objectives.masked import Masked
 from regard.parts.objectives.next_token import NextToken
@@ -38,7 +38,7 @@ class Fixed:
         batch = told["batches"][number]
         if kind == "pairs":
             rows = zip(batch["source"], batch["target"], strict=True)
-            return forced([tuple(map(np.array, row)) for row in rows], told["start"], told["pad"])
+            return teacher_forced([tuple(map(np.array, row)) for row in rows], told["start"], told["pad"])
         tokens = torch.tensor(batch["tokens"])
         if kind == "text":
             return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), count=tokens[:, 1:].numel())
@@ -52,7 +52,7 @@ objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
 by = told.get("optimizer", "adamw")
 settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
-learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
+learner = Learner(model, objective, ResumableBatches(Fixed()), settings)  # type: ignore[arg-type]
 
 
 def loss() -> dict:

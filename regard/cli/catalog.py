@@ -229,4 +229,4 @@ def told_of(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise error.of(recipes.called(name)) from error.__cause__
+        raise error.of(recipes.display_name(name)) from error.__cause__

@@ -120,7 +120,7 @@ def examples(
 ) -> Any:
     """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
     from regard.data import open_corpus
-    from regard.runs.folder import about
+    from regard.runs.folder import read_run_json
 
     if part not in ("train", "dev", "test"):
         raise UserError(f"--part is train, dev or test, not '{part}'")
@@ -128,7 +128,7 @@ def examples(
     asked |= {"dev": None, "test": None, "bad_lines": bad_lines}
     own = data is None and source is None
     if own:
-        job = about(loaded.folder).get("job", {})
+        job = read_run_json(loaded.folder).get("job", {})
         if job.get("data") is None and job.get("source") is None:
             raise UserError("this run tells of no data that it was trained with: name some with --data")
         asked = {name: job.get(name, value) for name, value in asked.items()}
@@ -148,16 +148,16 @@ def examples(
 
 def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str | None, kind: str) -> Any:
     """The examples of a file with the columns of the run, if it has the same ones; else with the usual ones."""
-    from regard.data.folder import exists, main_place
+    from regard.data.folder import exists, first_training_file
     from regard.data.layout import layout_in, matching
-    from regard.runs.folder import about
+    from regard.runs.folder import read_run_json
 
-    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    layout = layout_in(read_run_json(loaded.folder)) if loaded.folder else None
     if layout is None or not exists(Path(data)):
         return _named(data, None, None, None, part, bad_lines, header, kind)
     said = f"the run was trained with --columns {','.join(layout.get('taken', []))}"
     try:
-        place = main_place(Path(data))
+        place = first_training_file(Path(data))
         columns = matching(place[0], layout) if len(place) == 1 and place[0].is_file() else None
         return _named(data, None, None, columns, part, bad_lines, header, kind)
     except UserError as error:

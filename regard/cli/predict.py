@@ -198,10 +198,10 @@ def texts_of(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
     of any other file the lines."""
     from regard.data.layout import layout_in
     from regard.data.layout import texts_of as of_table
-    from regard.runs.folder import about
+    from regard.runs.folder import read_run_json
 
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
-    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    layout = layout_in(read_run_json(loaded.folder)) if loaded.folder else None
     for file in files:
         texts = None if file == "-" or not Path(file).stat().st_size else of_table(Path(file), kind, layout)
         yield from lines_of([file]) if texts is None else texts

@@ -36,10 +36,10 @@ def profile(
     from regard import build, restore
     from regard.look import picture
     from regard.look import profile as measure
-    from regard.runs.folder import must_have
+    from regard.runs.folder import check_device
     from regard.runs.settings import Settings
 
-    must_have(device)
+    check_device(device)
     if png is not None:
         picture.check_path(png)
     if Path(name).is_dir():

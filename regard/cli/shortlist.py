@@ -51,7 +51,7 @@ def shortlist(
                 yield from zip(loaded.source.encode(sources), loaded.target.encode(targets), strict=True)
 
         vocab = (loaded.model.source_vocab, loaded.model.vocab)
-        always = [*loaded.opening, loaded.target.end]
+        always = [*loaded.decoder_prefix, loaded.target.end]
         made = Shortlist.learn(pairs(), vocab, each, common, always)
     path = run / FILE
     made.save(path)

@@ -24,9 +24,9 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import nearest, short
 from regard.files import recipe as recipes
 from regard.files.paths import copy_files, must_be_new
-from regard.files.reading import must_be
+from regard.files.reading import check_type
 from regard.memory import must_fit, stacks
-from regard.runs.folder import about, tokenizers
+from regard.runs.folder import load_tokenizers, read_run_json
 from regard.runs.session import session
 
 from .family import Config, Family, every_family, family_of
@@ -98,7 +98,7 @@ def come_in(source: Path, target: Path, pickle: bool, tick: Tick) -> Converted:
 
     labels = _labels(config) if recipe.get("objective", {}).get("part") in LABELLED else []
     if labels and tokenizers:
-        tokenizers = [tokenizers[0], Tokenizer.of_labels(labels, ordered=True)]
+        tokenizers = [tokenizers[0], Tokenizer.from_labels(labels, ordered=True)]
 
     def take(name: str) -> Tensor:
         rule, k = ours[name]
@@ -133,7 +133,7 @@ NO_TOKENIZER = (
 
 
 def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> Converted:
-    told, recipe = about(run), recipes.load(run / "recipe.toml")
+    told, recipe = read_run_json(run), recipes.load(run / "recipe.toml")
     if not (run / WHOLE).is_file():
         raise UserError(f"{short(run)} holds no finished model: let its training end first")
     if recipe["model"].get("passes"):
@@ -143,7 +143,7 @@ def go_out(run: Path, target: Path, to: str | None, shard: int, tick: Tick) -> C
     if missing := [key for key in ("config", "tensors") if origin and key not in origin]:
         raise UserError(f"{short(run / 'run.json')}: origin has no '{missing[0]}', without which it cannot go back")
     try:
-        must_be(origin.get("config", {}), Schema)
+        check_type(origin.get("config", {}), Schema)
     except UserError as error:
         raise error.inside("config").inside("origin").of(short(run / "run.json")) from None
     check_weights_size(run / "recipe.toml", run / WHOLE)
@@ -192,7 +192,7 @@ def _marks(run: Path, recipe: recipes.Recipe) -> Config:
     """Of a run that was trained here, the numbers of its marks, as config.json calls them."""
     if not any(run.glob("*tokenizer.json")):
         return {}
-    source, target = tokenizers(run)
+    source, target = load_tokenizers(run)
     told = {"pad_token_id": source.pad, "bos_token_id": source.start, "eos_token_id": source.end}
     return told | ({"decoder_start_token_id": target.start} if recipe["model"]["kind"] == "encoder-decoder" else {})
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from regard.core import UserError
 from regard.errors import nearest
 from regard.files import recipe
-from regard.files.reading import Natural, Positive, Range, must_be
+from regard.files.reading import Natural, Positive, Range, check_type
 
 from .folder import Folder
 from .rules import Key, Rule
@@ -180,7 +180,7 @@ def _check_entries(config: Config, defaults: Config, inside: tuple[str, ...] = (
     """Refuse values that no model can have: words for numbers, negative sizes, norms that divide by nothing."""
     for name, default in defaults.items():
         try:
-            must_be(config[name], schema_of(name, default))
+            check_type(config[name], schema_of(name, default))
         except UserError as error:
             raise UserError(error.message, (*inside, name, *error.path), "config.json") from None
         if isinstance(default, dict):

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.core import UserError
-from regard.data.tame import must_be_tame
+from regard.data.tame import check_growth
 from regard.data.tokenizer import Marks, Tokenizer
 from regard.errors import in_one_line, short
 from regard.files.reading import read_json
@@ -64,7 +64,7 @@ def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
         if not (folder.path / "tokenizer.json").is_file():
             found = [_with_more(inner, said, more) for inner in found]
             for inner in found:
-                must_be_tame(json.loads(inner.to_str()))
+                check_growth(json.loads(inner.to_str()))
         return [Tokenizer(inner, marks) for inner in found]
     except UserError:
         raise
@@ -76,7 +76,7 @@ def tokenizers_of(folder: Folder, config: Config) -> list[Tokenizer]:
 
 def _inner(path: Path, said: Config, kind: str | None) -> list[tokenizers.Tokenizer]:
     if (path / "tokenizer.json").is_file():
-        return [Tokenizer.inner_of(path / "tokenizer.json")]
+        return [Tokenizer.load_inner(path / "tokenizer.json")]
     if (path / "source.spm").is_file() and (path / "target.spm").is_file():
         numbers = read_json(path / "vocab.json")
         return [unigram.of_two(spm.read(path / f"{side}.spm"), numbers) for side in ("source", "target")]

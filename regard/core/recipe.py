@@ -11,7 +11,7 @@ from safetensors.torch import load_model, save_model
 
 from regard.errors import UserError, in_one_line, short
 from regard.files.paths import check_files
-from regard.files.recipe import Recipe, called, choose, load
+from regard.files.recipe import Recipe, choose, display_name, load
 from regard.memory import Undrawn, in_bytes, model_bytes, must_fit
 from regard.schema import SIZES, fit, make
 
@@ -39,7 +39,7 @@ def build(
         must_fit("the model that it describes", model_bytes(made, _assemble))
         model = _assemble(made)
     except UserError as error:
-        raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
+        raise error.of("" if isinstance(recipe, dict) else display_name(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
     return model
 

@@ -35,7 +35,7 @@ def write(run: Run, folder: Path, numbers: str | None) -> None:
     model = run.model
     if not isinstance(run, Run) or not isinstance(model, Model):
         _refuse(f"models that do not write texts token by token, and this is a {type(run).__name__}")
-    if run.target.forced is not None or run.target.ends or run.target.never:
+    if run.target.forced_bos is not None or run.target.extra_ends or run.target.suppressed:
         _refuse("a tokenizer that forces or forbids tokens")
     if model.encoder is None:
         spec: Any = transformer_spec.TransformerDecoderModelSpec(_decoder(model))
@@ -45,7 +45,7 @@ def write(run: Run, folder: Path, numbers: str | None) -> None:
         spec.register_source_vocabulary(_words(run.source, model.source_vocab))
         spec.register_target_vocabulary(_words(run.target, model.vocab))
         spec.config.decoder_start_token = run.target.inner.id_to_token(run.target.start)
-        spec.config.add_source_eos = not run.source.sets_marks
+        spec.config.add_source_eos = not run.source.adds_special_tokens
     for mark, number in (("bos", run.target.start), ("eos", run.target.end), ("unk", run.target.unk)):
         setattr(spec.config, f"{mark}_token", run.target.inner.id_to_token(number))
     spec.config.layer_norm_epsilon = _epsilon(model)

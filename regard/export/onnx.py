@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
-from regard.data.matched import types_of
+from regard.data.matched import num_segment_types
 from regard.schema import name_of
 from regard.tasks.embed import Embedder
 from regard.tasks.match import Matcher
@@ -86,7 +86,7 @@ class Whole(nn.Module):
 
 def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
     module, model = Whole(run), run.model
-    segmented = isinstance(run, Matcher) and types_of(model) is not None
+    segmented = isinstance(run, Matcher) and num_segment_types(model) is not None
 
     def draw(batch: int, length: int) -> tuple[Tensor, ...]:
         tokens, mask = torch.randint(model.vocab, (batch, length)), padded_mask(batch, length)

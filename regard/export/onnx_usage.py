@@ -15,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.tasks.embed import Embedder
 from regard.tasks.fill import Filler
 from regard.tasks.match import Matcher
-from regard.tasks.run import MOST, Run
+from regard.tasks.run import MAX_NEW_TOKENS, Run
 from regard.tasks.tag import Tagger
 
 
@@ -24,10 +24,14 @@ def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:
     cached = (folder / "start.npz").exists()
     facts: dict[str, Any] = {"kind": run.model.kind, "pad": run.source.pad, "max_positions": run.model.limit}
     if isinstance(run, Run):
-        facts |= {"vocab": run.model.vocab, "cache": cached, "opening": run.opening or [run.before]}
-        facts |= {"end": run.target.end, "ends": [run.target.end, *run.target.ends], "never": run.target.never}
+        facts |= {"vocab": run.model.vocab, "cache": cached, "opening": run.decoder_prefix or [run.token_before_text]}
+        facts |= {
+            "end": run.target.end,
+            "ends": [run.target.end, *run.target.extra_ends],
+            "never": run.target.suppressed,
+        }
     elif isinstance(run, Filler):
-        facts |= {"mask": run.source.inner.token_to_id(run.mask), "never": run.closed.nonzero()[:, 0].tolist()}
+        facts |= {"mask": run.source.inner.token_to_id(run.mask), "never": run.never_filled.nonzero()[:, 0].tolist()}
     elif getattr(run.model.head, "classes", None) is not None:
         names = (run.target.inner.id_to_token(FIRST_LABEL + i) for i in range(run.model.head.classes))
         facts["labels"] = list(names)
@@ -69,8 +73,8 @@ def _save_tokenizers(run: Any, folder: Path) -> tuple[str, str]:
 
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, which also appends the end mark where `Tokenizer.frame` would do so."""
-    if tokenizer.sets_marks:
+    """The same tokenizer, which also appends the end mark where `Tokenizer.encode_with_special_tokens` would do so."""
+    if tokenizer.adds_special_tokens:
         return tokenizer
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     end = {"id": "end", "ids": [tokenizer.end], "tokens": [inner.id_to_token(tokenizer.end)]}
@@ -158,7 +162,7 @@ decoder = onnxruntime.InferenceSession("decoder.onnx")
 {RUN}
 values = {start}
 ids = model["opening"] + target.encode("a text", add_special_tokens=False).ids
-prompt, max_new_tokens = len(ids), {MOST}
+prompt, max_new_tokens = len(ids), {MAX_NEW_TOKENS}
 """
     return f"""{code.strip()}
 for position in range(min(prompt - 1 + max_new_tokens, model["max_positions"] or 10**9)):

@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import short
 from regard.files import recipe as recipes
 from regard.runs import checkpoint
-from regard.runs.folder import about
+from regard.runs.folder import read_run_json
 from regard.runs.settings import Settings
 
 from .amount import format_count
@@ -33,7 +33,7 @@ DATA_KEYS = (
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return a summary for JSON. run.json and metrics.jsonl may come from anywhere, so their content is not trusted."""
-    info = about(folder)
+    info = read_run_json(folder)
     job, machine = _as_dict(info.get("job")), _as_dict(info.get("machine"))
     step, metrics = last_metrics(folder / "metrics.jsonl")
     recipe = recipes.load(folder / "recipe.toml")

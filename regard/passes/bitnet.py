@@ -27,7 +27,7 @@ from regard.core.passes import replace_modules
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 
 EPS = 1e-5  # smallest s and m, against division by zero
 QMAX = 127  # largest quantized input
@@ -226,7 +226,7 @@ def pack(run: str | Path, out: str | Path, rest: str = "float32") -> Sizes:
     )
     model.to(DTYPES[rest])
     model.recipe["model"]["passes"] = [changed if one in ("bitnet", table) else one for one in passes]  # type: ignore
-    save_beside(model, run, out)
+    save_derived(model, run, out)
     return Sizes(*((folder / "model.safetensors").stat().st_size for folder in (run, out)))
 
 

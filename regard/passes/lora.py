@@ -22,7 +22,7 @@ from regard.core.passes import replace_modules
 from regard.errors import short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 
 PROJECTIONS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # of an attention, by letter
 
@@ -130,4 +130,4 @@ def merge_run(run: str | Path, out: str | Path) -> None:
         merge(model)
     except UserError as error:
         raise error.of(short(run)) from None
-    save_beside(model, run, out)
+    save_derived(model, run, out)

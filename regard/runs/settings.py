@@ -121,7 +121,7 @@ class Settings:
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Settings:
-        """From a recipe's [train], unknown keys refused."""
+        """Return the settings in a recipe's [train]; unknown keys are refused."""
         return cls(**fit(cls, table, {}, "train"))
 
     @property
@@ -129,7 +129,7 @@ class Settings:
         return any(getattr(self, name) for name in BOUNDS)
 
     def until(self, bounds: dict[str, float]) -> Settings:
-        """The same with another end, given as some of steps, minutes and epochs; the old end no longer counts."""
+        """Return a copy that ends by other bounds, some of steps, minutes and epochs; the old bounds are dropped."""
         for name in bounds:
             if name not in BOUNDS:
                 raise UserError(f"the end of a run is given in {', '.join(BOUNDS)}, not in '{name}'")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.core import Model
-from regard.data import Lines
+from regard.data import CorpusSplit
 from regard.tasks import Task
 
 MINUTES = 10.0  # of a run whose end nobody gave
@@ -64,7 +64,7 @@ def end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
     return [Choice("train.epochs", EPOCHS, why) if fine_tuning else Choice("train.minutes", MINUTES, why)]
 
 
-def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
+def tokenizer(task: str, whole_words: bool, lines: CorpusSplit) -> list[Choice]:
     """Pieces of words, but for a tagger whole words where they are frequent enough. A language model reads the
     characters of a short text. What answers single words, or is answered by them, spells them.
 
@@ -82,7 +82,7 @@ def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
     return []
 
 
-def spelling(lines: Lines) -> list[Choice]:
+def spelling(lines: CorpusSplit) -> list[Choice]:
     """Characters for a side of single words, such as spellings; beside them, whole symbols for a side of few different
     ones with spaces between, such as phonemes. Nothing is chosen where neither side is of single words."""
     sides = list(zip(*islice(lines, LOOKED), strict=True))
@@ -129,7 +129,7 @@ def is_sized(kind: str) -> bool:
     return any(one in SIZED for one in kinds) and all(one in (*SIZED, "characters", "bytes") for one in kinds)
 
 
-def vocabulary(lines: Lines, columns: Sequence[int]) -> Choice:
+def vocabulary(lines: CorpusSplit, columns: Sequence[int]) -> Choice:
     """The size of a tokenizer that is learned here: about one token for 400 characters of text, so that each is met
     often enough; more where the script has thousands of characters."""
     characters = lines.records.characters
@@ -171,7 +171,7 @@ class Facts(NamedTuple):
     minutes: float = 0.0
 
 
-def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: Collection[str]) -> Facts:
+def facts(task: Task, model: Model, lines: CorpusSplit, train: dict[str, Any], given: Collection[str]) -> Facts:
     """Return what the rules go by.
 
     model: without weights, since its sizes are all that counts.

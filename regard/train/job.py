@@ -17,7 +17,7 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.data import Corpus, Feed, Lines, overlap
+from regard.data import Corpus, CorpusSplit, ResumableBatches, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
@@ -25,11 +25,11 @@ from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
 from regard.memory import Weightless
 from regard.runs import checkpoint
-from regard.runs.folder import about, keep_origin, must_have, tokenizers
+from regard.runs.folder import check_device, copy_origin, load_tokenizers, read_run_json
 from regard.runs.job import Job
-from regard.runs.session import PATHS, session, whole
+from regard.runs.session import PATHS, absolute_paths, session
 from regard.runs.settings import Settings
-from regard.tasks import Say, Task, Tick, task_of, unseen
+from regard.tasks import Say, Task, Tick, no_progress, task_of
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
 
@@ -70,10 +70,10 @@ class Prepared:
         if told:
             self._take_tokenizers()
         elif job.origin:
-            self.task.inherit(*tokenizers(Path(job.origin)), self.corpus)
+            self.task.inherit_tokenizers(*load_tokenizers(Path(job.origin)), self.corpus)
         else:
             self._choose_tokenizer()
-            self.task.learn(self.corpus, tick)
+            self.task.learn_tokenizers(self.corpus, tick)
         self.model = self._build()
         self._write()
         try:
@@ -88,7 +88,7 @@ class Prepared:
         """Of the recipe; of a run that begins from another one and names none, the other's."""
         if self.job.recipe or not self.job.origin:
             return self.job.recipe
-        return about(Path(self.job.origin)).get("job", {}).get("recipe", "")
+        return read_run_json(Path(self.job.origin)).get("job", {}).get("recipe", "")
 
     def _task(self) -> type[Task]:
         try:
@@ -108,8 +108,8 @@ class Prepared:
         if not s.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
         DecodeConfig.read(self.recipe.get("decode", {}))
-        self.task.ask([*job.metrics, s.metric])
-        must_have(job.device)
+        self.task.set_metrics([*job.metrics, s.metric])
+        check_device(job.device)
 
     def _open(self) -> Corpus:
         corpus = self.task.open(lambda n: self.tick("reading", n))
@@ -117,7 +117,7 @@ class Prepared:
             self.say(note)
         if corpus.dev is None:
             asked = [*self.job.metrics, *(["patience"] if self.settings.patience else [])]
-            asked += [self.settings.metric] if self.settings.metric not in self.task.forced else []
+            asked += [self.settings.metric] if self.settings.metric not in self.task.loss_metrics else []
             if asked:
                 raise UserError(f"there is no dev set, and '{asked[0]}' needs one: give dev=, a file or a share")
         elif self.task.reads == "pairs" and not self.told:
@@ -138,16 +138,19 @@ class Prepared:
 
     def _choose_tokenizer(self) -> None:
         job, lines = self.job, self.corpus.train
-        if job.as_published or not isinstance(lines, Lines):
+        if job.as_published or not isinstance(lines, CorpusSplit):
             return
         embed = self.recipe["model"].get("embed", "tokens")
         embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
         chosen: list[Choice] = []
         if job.tokenizer is None:
             chosen = automatic.tokenizer(type(self.task).__name__, find(Embed, embed).whole_words, lines)
-        kind = next((choice.value for choice in chosen if choice.key == "tokenizer"), job.tokenizer or self.task.usual)
+        kind = next(
+            (choice.value for choice in chosen if choice.key == "tokenizer"),
+            job.tokenizer or self.task.default_tokenizer,
+        )
         if automatic.is_sized(kind) and not any(choice.key == "vocab" for choice in chosen):
-            chosen.append(automatic.vocabulary(lines, self.task.texts))
+            chosen.append(automatic.vocabulary(lines, self.task.text_columns))
         for choice in chosen:
             if not getattr(job, choice.key):
                 setattr(job, choice.key, choice.value)
@@ -156,7 +159,7 @@ class Prepared:
     def _choose_training(self) -> None:
         """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
         lines = self.corpus.train
-        if isinstance(lines, Lines) and not self.job.as_published:
+        if isinstance(lines, CorpusSplit) and not self.job.as_published:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
             with Weightless():
                 model = build(self.recipe | {"model": own})
@@ -170,24 +173,24 @@ class Prepared:
         assert self.told is not None
         if self.told.get("tokenizers") == []:
             return
-        self.task.source, self.task.target = both = tokenizers(self.folder)
+        self.task.source, self.task.target = both = load_tokenizers(self.folder)
         if [one.hash() for one in both] != self.told.get("tokenizers"):
             raise UserError(f"{short(self.folder)}: the tokenizer is not the one that this run began with")
 
     def _build(self) -> Model:
         if not self.told:
             known = self.recipe.get("vocab")
-            self.task.complete(self.recipe)
+            self.task.complete_recipe(self.recipe)
             self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
             self._choose(automatic.tie(self.recipe), always=True)
             if self.corpus.dev is not None:
-                self.recipe.setdefault("train", {}).setdefault("metric", self.task.decisive)
+                self.recipe.setdefault("train", {}).setdefault("metric", self.task.default_metric)
             self._choose_training()
             self.recipe["train"] = self.settings.table()
         torch.manual_seed(self.settings.seed)
         model = build(self.recipe)
-        self.task.fit(model)
-        if self.job.origin and not checkpoint.found(self.folder / "checkpoints"):
+        self.task.check_model(model)
+        if self.job.origin and not checkpoint.list_checkpoints(self.folder / "checkpoints"):
             afresh = [*([origin.HEAD] if self.job.task else []), *(["*.down", "*.up"] if self.job.lora else [])]
             origin.fill(model, Path(self.job.origin), afresh)
         freeze(model, self.settings.freeze)
@@ -195,7 +198,7 @@ class Prepared:
 
     def _write(self) -> None:
         """Everything but the weights, before any long work. run.json comes last: a folder with it is complete."""
-        put = checkpoint.put
+        put = checkpoint.write_atomically
         if self.told:
             told = self.told | {"sessions": [*self.told.get("sessions", []), session()]}
         else:
@@ -204,12 +207,12 @@ class Prepared:
             for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             if self.job.origin:
-                keep_origin(Path(self.job.origin), self.folder)
+                copy_origin(Path(self.job.origin), self.folder)
             told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
             told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
-            if isinstance(self.corpus.train, Lines):
+            if isinstance(self.corpus.train, CorpusSplit):
                 told["table"] = layout_of(self.corpus.train.records.pick)
-            told |= self.task.about() | {"chosen": [choice._asdict() for choice in self.chosen]}
+            told |= self.task.run_info() | {"chosen": [choice._asdict() for choice in self.chosen]}
             told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             every = list(self.model.parameters())
             told |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}
@@ -221,7 +224,7 @@ class Prepared:
         """What is still true of a model that came from elsewhere. apart: the target has a tokenizer of its own."""
         if not self.job.origin:
             return {}
-        before = about(Path(self.job.origin))
+        before = read_run_json(Path(self.job.origin))
         kept = {key: before[key] for key in ("origin", "marks", "target_marks") if key in before}
         return kept | ({"target_marks": None} if apart and self.job.task and "marks" in kept else {})
 
@@ -230,15 +233,19 @@ class Prepared:
         batches = task.batches(self.model, corpus, self.say, self.tick)
         dev = None if corpus.dev is None else task.dev(self.model, corpus.dev)
         self._same_data()
-        return Trainer(self.model, task.objective(), Feed(batches), s, self.folder, dev, say=self.say, patient=patient)
+        return Trainer(
+            self.model, task.objective(), ResumableBatches(batches), s, self.folder, dev, say=self.say, patient=patient
+        )
 
     def _same_data(self) -> None:
         """What is learned from is the same in a run that goes on, whatever became of the files meanwhile."""
-        names = [f"{part}.{self.task.files}" for part in ("train", "dev") if getattr(self.corpus, part) is not None]
+        names = [
+            f"{part}.{self.task.file_suffix}" for part in ("train", "dev") if getattr(self.corpus, part) is not None
+        ]
         data = self.folder / "data"
-        now, known = checkpoint.sums(data, names), data / checkpoint.SUMS
+        now, known = checkpoint.sha256_sums(data, names), data / checkpoint.SUMS
         if not known.exists():
-            checkpoint.put(known, now)
+            checkpoint.write_atomically(known, now)
         elif known.read_text(encoding="utf-8") != now:
             raise UserError(
                 f"{self.corpus.train.name}: the data is not what it was when this run began: bring it back, or begin "
@@ -249,20 +256,20 @@ class Prepared:
         """Until the end. The finished model, ready to be used."""
         self.trainer.report = report
         self.trainer.train()
-        return self.task.run(self.model, self.folder, self.corpus.train.documents)
+        return self.task.make_predictor(self.model, self.folder, self.corpus.train.documents)
 
 
-def start(job: Job, say: Say = print, tick: Tick = unseen) -> Prepared:
+def start(job: Job, say: Say = print, tick: Tick = no_progress) -> Prepared:
     """A new run. A folder that holds one already is left alone."""
     run = Path(job.run)
-    with checkpoint.alone(run):
+    with checkpoint.locked(run):
         if (run / "run.json").exists():
             raise UserError(
                 f"{short(run)} holds a run already: go on with it by --resume {short(run)}, or name another"
             )
         names = PATHS if job.data else (*PATHS, "source", "target")  # else these are endings, such as en and de
         names = names if job.origin is None else (*names, "origin")
-        rooted: dict[str, Any] = {name: whole(getattr(job, name)) for name in names}
+        rooted: dict[str, Any] = {name: absolute_paths(getattr(job, name)) for name in names}
         return Prepared(replace(job, **rooted), say, tick, None, None)
 
 
@@ -270,7 +277,7 @@ def resume(
     folder: str | Path,
     bounds: dict[str, float] | None = None,
     say: Say = print,
-    tick: Tick = unseen,
+    tick: Tick = no_progress,
     device: str | None = None,
     threads: int | None = None,
 ) -> Prepared:
@@ -280,12 +287,12 @@ def resume(
     check_run_folder(run)
     if not (run / "run.json").exists():
         raise UserError(f"{short(run)} holds no run to go on with: there is no run.json in it")
-    if (run / checkpoint.MODEL).exists() and not checkpoint.found(run / "checkpoints"):
+    if (run / checkpoint.MODEL).exists() and not checkpoint.list_checkpoints(run / "checkpoints"):
         raise UserError(
             f"{short(run)} holds a model without a checkpoint to go on from: begin a new run with --from {short(run)}"
         )
-    with checkpoint.alone(run):
-        told = about(run)
+    with checkpoint.locked(run):
+        told = read_run_json(run)
         try:
             job = Job(**told["job"])
         except (KeyError, TypeError) as error:

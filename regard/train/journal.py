@@ -22,7 +22,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from regard.core import UserError
 from regard.errors import short
-from regard.runs.checkpoint import why
+from regard.runs.checkpoint import reason
 
 EVENTS_EVERY = 10  # steps
 FLUSH_EVERY = 30.0  # seconds, for those who watch TensorBoard meanwhile
@@ -83,8 +83,8 @@ class Journal:
             yield
         except OSError as error:
             raise UserError(
-                f"{short(self.run)} cannot be written to: {why(error)}; the checkpoints in it are whole, so mend that "
-                f"and go on with: regard train --resume {short(self.run)}"
+                f"{short(self.run)} cannot be written to: {reason(error)}; the checkpoints in it are whole, so mend "
+                f"that and go on with: regard train --resume {short(self.run)}"
             ) from None
 
 

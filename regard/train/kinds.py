@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from regard.data.columns import shown
-from regard.data.matched import number
+from regard.data.columns import escaped
+from regard.data.matched import parse_number
 
 LABEL = 60  # characters of a label, at the most and in the mean
 FEW = 20  # different answers that are labels even in a short file, and even if they are numbers such as 2.5
@@ -76,7 +76,7 @@ class Column(NamedTuple):
 
     def __str__(self) -> str:
         cell = self.cells[0].strip()
-        return f"{shown(self.name)} ('{shown(cell, 24)}{' ...' if len(cell) > 24 else ''}')"
+        return f"{escaped(self.name)} ('{escaped(cell, 24)}{' ...' if len(cell) > 24 else ''}')"
 
 
 def kind_of(cells: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def kind_of(cells: Sequence[str]) -> str:
         return "labels"
     if len(cells) >= COUNTED and different == len(cells) and all(map(_is_id, cells)):
         return "ids"
-    return "numbers" if all(number(cell) is not None for cell in cells) else "text"
+    return "numbers" if all(parse_number(cell) is not None for cell in cells) else "text"
 
 
 def headed(columns: Sequence[Sequence[str]]) -> bool:
@@ -106,14 +106,14 @@ def headed(columns: Sequence[Sequence[str]]) -> bool:
 
 def _unlike(name: str, cells: Sequence[str]) -> bool:
     kind = kind_of(cells)
-    if kind in ("lines", "ids") or all(number(cell) is not None for cell in cells):
-        return not _is_id(name) and number(name) is None
+    if kind in ("lines", "ids") or all(parse_number(cell) is not None for cell in cells):
+        return not _is_id(name) and parse_number(name) is None
     return kind == "labels" and len(cells) >= FEW and name not in {cell.strip() for cell in cells}
 
 
 def _is_id(cell: str) -> bool:
     """Return whether this is short, without spaces, with a digit, and no number such as 2.5."""
-    value = number(cell)
+    value = parse_number(cell)
     named = value is None or (len(cell) > 5 and value % 1 == 0)
     return named and len(cell) <= LONG_ID and ID.fullmatch(cell) is not None
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Model, Norm, Stack, Tap, UserError, losses
-from regard.data.batches import Batch, Feed
+from regard.data.batches import Batch, ResumableBatches
 from regard.machine import forks
 from regard.native.build import load_kernels
 from regard.ops.accumulate import accumulate_into
@@ -42,14 +42,14 @@ class Place(NamedTuple):
     size: int  # of all batches of this epoch, once one was taken
 
     @classmethod
-    def of(cls, feed: Feed) -> Place:
+    def of(cls, feed: ResumableBatches) -> Place:
         return cls(feed.epoch, feed.index, feed.size if feed.index else 1)  # to know the size, the epoch is planned
 
 
 class Learner:
     """A model with its optimizer, in the middle of its data."""
 
-    def __init__(self, model: Model, objective: Objective, feed: Feed, settings: Settings):
+    def __init__(self, model: Model, objective: Objective, feed: ResumableBatches, settings: Settings):
         self.model, self.objective, self.feed, self.settings = model, objective, feed, settings
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
@@ -101,17 +101,17 @@ class Learner:
     def _take(self) -> tuple[list[Batch], Place, int]:
         """The batches of the next step, the place after them, and how many tokens they give to read."""
         batches = [next(self.feed) for _ in range(self.settings.gradient_accumulation)]
-        inputs = sum(batch.inputs for batch in batches)  # before a device would have to be waited for
+        inputs = sum(batch.input_tokens for batch in batches)  # before a device would have to be waited for
         return [batch.to(self.device) for batch in batches], Place.of(self.feed), inputs
 
     def _learn_all(self, batches: list[Batch], count: int) -> list[Tensor]:
         """Add the gradients of a step over `count` tokens. Sums of -log p."""
         cores = torch.get_num_threads() if self._splits and forks(self.device) else 1
         if cores < 2 or self._size * sum(batch.positions for batch in batches) < SPREAD:
-            return self._learn_some([p for b in batches for p in (b.parts(self._part) if self._splits else [b])], count)
+            return self._learn_some([p for b in batches for p in (b.split(self._part) if self._splits else [b])], count)
         if self._workers is None or len(self._workers) != cores - 1:
             self._workers = Workers(self._learn_some, self.gradients, cores - 1)
-        parts = [part for batch in batches for part in batch.parts(self._part, cores)]
+        parts = [part for batch in batches for part in batch.split(self._part, cores)]
         torch.set_num_threads(1)
         try:
             self._workers.scatter([parts[i::cores] for i in range(1, cores)], count)
@@ -188,7 +188,7 @@ class Learner:
 
     def seek(self, epoch: int, taken: int) -> None:
         """The data goes on from there."""
-        self.feed = Feed(self.feed.batches, epoch, taken)
+        self.feed = ResumableBatches(self.feed.batches, epoch, taken)
         self.place, self._ready = Place.of(self.feed), None
 
     def random(self) -> dict[str, Tensor]:

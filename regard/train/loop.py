@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_model
 
 from regard.core import Model, UserError
-from regard.data.batches import Feed
+from regard.data.batches import ResumableBatches
 from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
@@ -63,7 +63,7 @@ class Trainer:
         self,
         model: Model,
         objective: Objective,
-        feed: Feed,
+        feed: ResumableBatches,
         settings: Settings,
         run: Path | None = None,
         evaluate: Callable[[Model], dict[str, float]] | None = None,
@@ -120,7 +120,7 @@ class Trainer:
     def train(self) -> dict[str, float]:
         """Until the end. The metrics of the model that it ends with. When asked to stop, KeyboardInterrupt comes once
         all is saved."""
-        with checkpoint.alone(self.run) if self.run else nullcontext(), self.stop.listening():
+        with checkpoint.locked(self.run) if self.run else nullcontext(), self.stop.listening():
             try:
                 self._resume()
                 over = self.finished
@@ -236,7 +236,7 @@ class Trainer:
         """A checkpoint of this moment, unless there is one. due: not out of turn."""
         if self.journal is None:
             return
-        there = checkpoint.at(self.folder, self.step)
+        there = checkpoint.find_step(self.folder, self.step)
         if there is not None and not (due and checkpoint.is_extra(there)):
             return
         self.journal.flush()
@@ -245,7 +245,7 @@ class Trainer:
             numbers |= {"elapsed": self.elapsed, "pending": self.pending}
             numbers |= {"best": self.best, "waited": self.waited, "metrics": self.metrics}
             checkpoint.write(self.folder, self.step, self.model, tensors, numbers, due)
-        best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
+        best = checkpoint.find_step(self.folder, self.best["step"]) if self.best else None
         checkpoint.prune(self.folder, max(self.settings.keep_checkpoints, self.settings.average), best)
         self._saved = time.perf_counter()
         if due:
@@ -261,7 +261,7 @@ class Trainer:
         if path is None:
             self.journal = Journal(self.run, 0)
             return self.save()
-        for sentence, damaged in zip(complaints, reversed(checkpoint.after(self.folder, path)), strict=True):
+        for sentence, damaged in zip(complaints, reversed(checkpoint.newer_than(self.folder, path)), strict=True):
             self.say(f"{sentence}; it is set aside")
             checkpoint.set_aside(damaged)
         self._restore(path, numbers)
@@ -294,10 +294,10 @@ class Trainer:
                     f"{what}, and there is no run folder to go back to: lower train.lr or train.max_grad_norm"
                 )
             return self.say(f"{what}: that batch is left out")
-        path, numbers, _ = checkpoint.newest(self.folder, due=True)
+        path, numbers, _ = checkpoint.newest(self.folder, scheduled=True)
         if path is None:
             raise UserError(f"{what}, and there is no checkpoint to go back to")
-        for later in checkpoint.after(self.folder, path):
+        for later in checkpoint.newer_than(self.folder, path):
             checkpoint.remove(later)
         self._restore(path, numbers)
         self.journal.drop()
@@ -315,8 +315,8 @@ class Trainer:
         if self.journal is None:
             return self.learner.ema.swap()
         best = self.best["step"] if self.best else None
-        paths = checkpoint.chosen(self.folder, self.settings.average, best, self.say)
-        final = checkpoint.finish(self.journal.run, mean([path / checkpoint.MODEL for path in paths]))
+        paths = checkpoint.final_checkpoints(self.folder, self.settings.average, best, self.say)
+        final = checkpoint.save_final(self.journal.run, mean([path / checkpoint.MODEL for path in paths]))
         load_model(self.model, str(final))
         if self.best and self.evaluate:
             step, found = self.best["step"], self.best["metrics"]

@@ -19,7 +19,7 @@ from regard.core import Model, UserError
 from regard.errors import in_one_line, nearest, short
 from regard.files import recipe as recipes
 from regard.runs import checkpoint
-from regard.runs.folder import about
+from regard.runs.folder import read_run_json
 from regard.runs.job import Job
 
 TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # and the head that answers
@@ -39,7 +39,7 @@ def recipe_of(job: Job) -> recipes.Recipe:
     if job.origin is None:
         if job.lora:
             raise UserError("LoRA adds small maps to a trained model: name one with --from")
-        made, name = recipes.load(job.recipe, job.size), recipes.called(job.recipe)
+        made, name = recipes.load(job.recipe, job.size), recipes.display_name(job.recipe)
     else:
         made, name = _from_run(job, Path(job.origin)), short(job.origin)
     try:
@@ -82,7 +82,7 @@ def given(job: Job, recipe: recipes.Recipe) -> set[str]:
 def _from_run(job: Job, folder: Path) -> recipes.Recipe:
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}' to begin from")
-    told = about(folder)
+    told = read_run_json(folder)
     names = ("size", "tokenizer", "vocab", "lowercase")
     for given, what in ((getattr(job, name), f"--{name}") for name in names):
         if given not in (None, False):
@@ -97,8 +97,8 @@ def _from_run(job: Job, folder: Path) -> recipes.Recipe:
         named = recipes.load(job.recipe)
         if _build(named) != _build(made):
             raise UserError(
-                f"{short(folder)} holds another model than '{recipes.called(job.recipe)}' describes: leave out the "
-                "recipe, which the run has itself"
+                f"{short(folder)} holds another model than '{recipes.display_name(job.recipe)}' describes: leave out "
+                "the recipe, which the run has itself"
             )
         made["train"] |= named.get("train", {})
     return made
@@ -120,7 +120,7 @@ def _family(job: Job) -> Family | None:
     """Of models that others know, too: what they expect a head to be."""
     if job.origin is None:
         return next((one for one in every_family().values() if one.recipe_name == job.recipe), None)
-    return every_family().get((about(Path(job.origin)).get("origin") or {}).get("family", ""))
+    return every_family().get((read_run_json(Path(job.origin)).get("origin") or {}).get("family", ""))
 
 
 def give_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -> None:
@@ -160,7 +160,7 @@ def _add_lora(recipe: recipes.Recipe, rank: int, new_head: bool) -> None:
 
 def weights_of(folder: Path) -> Path:
     """The file with a run's weights: the final ones, or those of its newest checkpoint."""
-    final = checkpoint.finished(folder)
+    final = checkpoint.final_weights(folder)
     if final is not None:
         return final
     newest = checkpoint.newest(folder / "checkpoints").path

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.core import UserError
-from regard.data import Lines, open_corpus
-from regard.data.columns import TRIPLES, by_name, listed
+from regard.data import CorpusSplit, open_corpus
+from regard.data.columns import TRIPLES, quoted_list, usual_columns
 from regard.data.conll import is_conll
-from regard.data.folder import existing, exists, main_place, share_of_rows
-from regard.data.forms import form_of
-from regard.data.matched import number
+from regard.data.folder import existing_file, exists, first_training_file, share_of_table_lines
+from regard.data.forms import format_of
+from regard.data.matched import parse_number
 from regard.data.read import Records, open_table
 from regard.errors import short
 from regard.files import recipe as recipes
@@ -100,10 +100,10 @@ def _see(given: Given) -> Seen:
     path = Path(given.data)
     if not exists(path):
         if path.suffix:
-            existing(path)  # which says that it is not there
+            existing_file(path)  # which says that it is not there
         return Seen("pairs", "a data set of the hub")
     try:
-        place = main_place(path, given.source, given.target)
+        place = first_training_file(path, given.source, given.target)
     except UserError as error:
         more = "for pictures, recordings or a graph name a recipe: regard train vit, whisper or gat"
         raise UserError(f"{error.message}; {more}") from None
@@ -112,9 +112,9 @@ def _see(given: Given) -> Seen:
     (file,) = place
     if is_conll(file):
         return Seen("tag", "words with their tags, a line each")
-    if form_of(file) != "text":
+    if format_of(file) != "text":
         return _of_table(given, file)
-    share = share_of_rows(file)
+    share = share_of_table_lines(file)
     if share <= 0.5:
         return Seen("text", "a running text")
     plain = "if it is a running text, name a recipe for it: regard train rwkv4"
@@ -159,14 +159,14 @@ def _columns(given: Given, file: Path) -> list[Column] | None:
     two texts and an answer are."""
     header = None if given.header is None else given.header == "yes"
     found = open_table(file, None, header)
-    if by_name(found.pick.names, 2):
+    if usual_columns(found.pick.names, 2):
         return []
     if any({str(name).strip().lower() for name in found.pick.names}.issuperset(some) for some in TRIPLES):
         return None
     records = Records([found], skip=True)
     records.check()
-    rows = list(zip(*_some(Lines(records)), strict=True))
-    names = found.pick.taken
+    rows = list(zip(*_some(CorpusSplit(records)), strict=True))
+    names = found.pick.selected
     if not found.pick.names and header is None and headed(rows):
         names, rows = [cells[0].strip() for cells in rows], [cells[1:] for cells in rows]
     return [Column(name, kind_of(cells), cells) for name, cells in zip(names, rows, strict=True)]
@@ -225,10 +225,10 @@ def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str], 
         return Seen("tag", why, f"{columns[1]},{columns[0]}")
     answers = [row[1].strip() for row in rows]
     distinct, labels = len(set(answers)), are_labels(answers)
-    values = [number(answer) for answer in answers]
+    values = [parse_number(answer) for answer in answers]
     if None not in values and (not labels or (distinct > FEW and any(value % 1 for value in values if value))):
         raise UserError(
-            f"{name}: the answers are numbers ({listed(answers[:3])}, ...), which are learned for two texts only: "
+            f"{name}: the answers are numbers ({quoted_list(answers[:3])}, ...), which are learned for two texts only: "
             "round them to a few classes and say --task classify, or, to write them digit by digit, name a recipe: "
             "regard train transformer-preln"
         )
@@ -241,22 +241,22 @@ def _of_two(name: str, rows: Sequence[tuple[str, ...]], columns: Sequence[str], 
             why = f"column {columns[0]} holds {len(different)} labels, column {columns[1]} the texts"
             return Seen("classify", why, turned)
         note = (
-            f"note: column {columns[0]} looks like labels ({listed(different[:3])}), and the texts of column "
+            f"note: column {columns[0]} looks like labels ({quoted_list(different[:3])}), and the texts of column "
             f"{columns[1]} are written from it; to label these texts, say --columns {turned}"
         )
     return Seen("pairs", "a source and a target in each line", note=note)
 
 
-def _some(lines: Lines) -> list[tuple[str, ...]]:
+def _some(lines: CorpusSplit) -> list[tuple[str, ...]]:
     """Return about ROWS records, also of a file that is sorted by its labels."""
     return list(islice(lines, 0, None, -(-(lines.count or 1) // ROWS)))
 
 
-def _names(lines: Lines) -> list[str]:
+def _names(lines: CorpusSplit) -> list[str]:
     """Return how --columns would name what is taken."""
-    return lines.records.pick.taken if lines.records.pick else ["0", "1", "2"]
+    return lines.records.pick.selected if lines.records.pick else ["0", "1", "2"]
 
 
-def _open(given: Given, kind: str) -> Lines:
+def _open(given: Given, kind: str) -> CorpusSplit:
     said = (given.data, given.source, given.target, 0, 0, given.columns, kind, given.bad_lines)
     return open_corpus(*said, header=given.header).train

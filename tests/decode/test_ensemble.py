@@ -119,7 +119,7 @@ def test_loss_is_that_of_the_mean(words):
     runs = team_of_runs(words, ("transformer", "seq2seq-luong"))
     team = Run(Ensemble([run.model for run in runs]), words, words)
     pair = ("the dog sat", "a cat")
-    source, target = words.frame([pair[0]])[0], [*words.encode([pair[1]])[0], words.end]
+    source, target = words.encode_with_special_tokens([pair[0]])[0], [*words.encode([pair[1]])[0], words.end]
     tokens = torch.tensor([[words.start, *target[:-1]]])
     p = sum(run.model(tokens, source=torch.tensor([source])).softmax(-1) for run in runs) / 2
     wanted = -p[0, range(len(target)), target].log().mean()
@@ -135,7 +135,7 @@ def test_where_all_of_them_looked(words):
         assert answer.alignment is not None
         rows = torch.tensor(answer.alignment.weights)
         torch.testing.assert_close(rows.sum(1), torch.ones(len(rows)))
-        assert rows.shape == (len(answer.tokens) + answer.ended, len(words.frame([text])[0]))
+        assert rows.shape == (len(answer.tokens) + answer.ended, len(words.encode_with_special_tokens([text])[0]))
     alone = [run.predict(TEXTS[:1], config, attention=True)[0][0].alignment.weights[0] for run in runs]
     mean = torch.tensor(alone).mean(0)
     torch.testing.assert_close(torch.tensor(found[0][0].alignment.weights[0]), mean)

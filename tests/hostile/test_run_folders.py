@@ -321,7 +321,7 @@ def test_every_number_of_a_checkpoint(begun, tmp_path, entry):
                 shutil.copy(begun / "pairs.tsv", tmp_path / "pairs.tsv")
                 for folder in (tmp_path / "run" / "checkpoints").iterdir():
                     (folder / "trainer.json").write_text(json.dumps(made))
-                    sums = checkpoint.sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
+                    sums = checkpoint.sha256_sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
                     (folder / "SHA256SUMS").write_text(sums)
                 outcome(tmp_path, *arguments)
                 shutil.rmtree(tmp_path / "run")

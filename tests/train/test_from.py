@@ -113,7 +113,7 @@ def test_without_a_task_it_goes_on_with_its_own(job, folder, tmp_path):
         prepared.train()
         assert type(regard.load(tmp_path / origin)) is type(regard.load(folder / origin))
         assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / origin).items())
-    with pytest.raises(UserError, match="the label 'long' stands nowhere among those of the run"):
+    with pytest.raises(UserError, match="the label 'long' is not among those of the run"):
         start(job("other", task=None), quiet)
 
 
@@ -259,7 +259,7 @@ def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, give
     assert all(p.grad is None for p in prepared.model.parameters() if not p.requires_grad)
     loaded = regard.load(tmp_path / "run")
     texts = ["abc", "abcde", "uoi"]
-    made = prepared.task.run(prepared.model, None, prepared.corpus.train.documents)
+    made = prepared.task.make_predictor(prepared.model, None, prepared.corpus.train.documents)
     assert [best[0].score for best in loaded.predict(texts)] == [best[0].score for best in made.predict(texts)]
 
 

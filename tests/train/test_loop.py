@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard import UserError
-from regard.metrics import HIGHER_IS_BETTER, KNOWN
+from regard.metrics import ANSWER_METRICS, HIGHER_IS_BETTER
 from regard.runs import checkpoint
 from regard.train import loop
 from regard.train.loop import Trainer
@@ -18,7 +18,7 @@ def table(model):
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 def lines(run, kind):
@@ -169,7 +169,7 @@ def test_the_best_is_what_it_ends_with(trainer, tmp_path, name):
 
 
 def test_directions_are_known():
-    assert {*KNOWN, "next_sentence"} > HIGHER_IS_BETTER
+    assert {*ANSWER_METRICS, "next_sentence"} > HIGHER_IS_BETTER
     assert not hasattr(Trainer, "HIGHER_IS_BETTER")
 
 

@@ -21,7 +21,7 @@ def judge(model):
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from regard import UserError
-from regard.data import Feed
+from regard.data import ResumableBatches
 from regard.parts.objectives.next_token import NextToken
 from regard.runs import checkpoint
 from regard.train import journal
@@ -25,7 +25,7 @@ RUST = SafetensorError("Error while serializing: I/O error: No space left on dev
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 def weights(trainer):
@@ -166,7 +166,7 @@ def test_a_damaged_checkpoint(trainer, tmp_path, file, damage):
 
 def test_all_are_damaged(trainer, tmp_path):
     trainer(tmp_path, steps=8, save_steps=4).train()
-    for path in checkpoint.found(tmp_path / "checkpoints"):
+    for path in checkpoint.list_checkpoints(tmp_path / "checkpoints"):
         shutil.rmtree(path)
         path.mkdir()
     with pytest.raises(UserError, match=r"there is no SHA256SUMS, and no other in .* is whole"):
@@ -211,17 +211,17 @@ def test_the_last_one_although_another_was_better(trainer, tmp_path):
 def test_a_damaged_final_model(trainer, tmp_path, damage):
     """It is refused, and going on with the run makes it anew."""
     trainer(tmp_path, steps=8, save_steps=4).train()
-    final = checkpoint.finished(tmp_path)
+    final = checkpoint.final_weights(tmp_path)
     whole = final.read_bytes()
     damage(final)
     with pytest.raises(
         UserError, match=r"model\.safetensors is damaged.* anew of its checkpoints: regard train --resume"
     ):
-        checkpoint.finished(tmp_path)
+        checkpoint.final_weights(tmp_path)
     trainer(tmp_path, steps=8, save_steps=4).train()
-    assert checkpoint.finished(tmp_path).read_bytes() == whole
+    assert checkpoint.final_weights(tmp_path).read_bytes() == whole
     final.unlink()
-    assert checkpoint.finished(tmp_path) is None
+    assert checkpoint.final_weights(tmp_path) is None
 
 
 def test_of_another_model(trainer, model, tmp_path):
@@ -279,7 +279,7 @@ def test_a_loss_that_is_not_finite(trainer, feed, tmp_path):
     one = trainer(run, steps=12, save_steps=4, objective=bad_after(6), say=said.append, ema=0.9)
     one.train()
     assert said == ["the loss was not finite at step 7: back to step 4, without the batches that led there"]
-    without = Feed(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
+    without = ResumableBatches(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
     other = trainer(tmp_path / "other", steps=12, save_steps=4, feed=without, ema=0.9)
     other.train()
     assert torch.equal(weights(one), weights(other))
@@ -374,14 +374,14 @@ def test_in_use(trainer, tmp_path):
 
 
 def test_a_lock_without_anything_else_goes_away(tmp_path):
-    with pytest.raises(UserError), checkpoint.alone(tmp_path / "new"):
+    with pytest.raises(UserError), checkpoint.locked(tmp_path / "new"):
         raise UserError("no")
     assert not (tmp_path / "new").exists()
-    with checkpoint.alone(tmp_path / "new"):
+    with checkpoint.locked(tmp_path / "new"):
         pass
     assert (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written to"), checkpoint.alone(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot be written to"), checkpoint.locked(tmp_path / "file"):
         pass
 
 
@@ -402,7 +402,7 @@ def test_what_a_kill_left_is_cleared_away(tmp_path):
 def test_mean_of_files(tmp_path):
     for i, value in enumerate((1.0, 2.0, 6.0)):
         tensors = {"a": torch.full((2, 3), value), "n": torch.tensor(i)}
-        checkpoint.put(tmp_path / f"{i}.safetensors", tensors)
+        checkpoint.write_atomically(tmp_path / f"{i}.safetensors", tensors)
     found = average_of([tmp_path / f"{i}.safetensors" for i in range(3)])
     assert torch.equal(found["a"], torch.full((2, 3), 3.0))
     assert int(found["n"]) == 2

@@ -10,7 +10,7 @@ from regard.convert.encoder import labels
 from regard.convert.family import Config, Family
 from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
 from regard.core import UserError
-from regard.data.images import Lens, to_preprocessor
+from regard.data.images import ImageProcessor, to_preprocessor_config
 from regard.files.recipe import Recipe
 
 OLD = {
@@ -36,7 +36,7 @@ def preprocessor(told: dict[str, Any], kind: str) -> dict[str, Any]:
     """The file that says how pictures become numbers, for a run that was trained here. told: its run.json."""
     if "images" not in told:
         return {}
-    return {"preprocessor_config.json": to_preprocessor(Lens.read(told["images"]), kind)}
+    return {"preprocessor_config.json": to_preprocessor_config(ImageProcessor.read(told["images"]), kind)}
 
 
 class Vit(Family):

@@ -53,9 +53,9 @@ class Masked:
     def __call__(self, model: Model, batch: Batch) -> Loss:
         x, context = hidden_states(model, batch)
         loss, nll = token_loss(model, x, context, batch.targets, self.smoothing)
-        if batch.second is not None:
+        if batch.next_sentence_labels is not None:
             pairs = pair_logits(model, x, context)
-            loss = loss + batch.count * F.cross_entropy(pairs, batch.second)
+            loss = loss + batch.count * F.cross_entropy(pairs, batch.next_sentence_labels)
         return Loss(loss, nll.detach(), batch.count)
 
 
@@ -93,8 +93,8 @@ def masked_metrics(model: Model, batches: Iterable[Batch]) -> dict[str, float]:
         nll += float(F.cross_entropy(logits, targets, reduction="sum").double())
         right += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
-        if batch.second is not None:
-            pairs_right += int((pair_logits(model, x, context).argmax(-1) == batch.second).sum())
-            pairs += len(batch.second)
+        if batch.next_sentence_labels is not None:
+            pairs_right += int((pair_logits(model, x, context).argmax(-1) == batch.next_sentence_labels).sum())
+            pairs += len(batch.next_sentence_labels)
     found = {"loss": nll / max(count, 1), "accuracy": 100 * right / max(count, 1)}
     return found | ({"next_sentence": 100 * pairs_right / pairs} if pairs else {})

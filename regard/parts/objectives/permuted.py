@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.core import Context, Model, Pattern, Pointwise, State, UserError
 from regard.data.batches import Batch
-from regard.data.orders import places
+from regard.data.orders import target_positions
 from regard.schema import name_of
 
 from .next_token import token_loss
@@ -48,8 +48,8 @@ class Permuted:
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         assert batch.pattern is not None
-        state = self.memory.state_for(batch, lambda rows: initial_state(model, rows, batch.place or 0))
-        at = places(batch.pattern.ranks).to(batch.tokens.device)  # type: ignore[attr-defined]
+        state = self.memory.state_for(batch, lambda rows: initial_state(model, rows, batch.stream_offset or 0))
+        at = target_positions(batch.pattern.ranks).to(batch.tokens.device)  # type: ignore[attr-defined]
         _, queries, after = query_positions(model, batch.tokens, at, state, pattern=batch.pattern)
         self.memory.store(batch, after)
         context = Context.begin(*at.shape, at.device)

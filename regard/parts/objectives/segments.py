@@ -66,12 +66,17 @@ class CarriedState:
             shapes = start(int(self.saved["0"].shape[0]))
             self.kept = map_tensors(shapes, lambda old: self.saved[str(next(numbers))].to(old.device))
             self.saved = {}
-        if self.kept is None or not batch.place or batch.place != self.place or len(self.kept.lengths) != rows:
+        if (
+            self.kept is None
+            or not batch.stream_offset
+            or batch.stream_offset != self.place
+            or len(self.kept.lengths) != rows
+        ):
             return start(rows)
         return self.kept
 
     def store(self, batch: Batch, state: State) -> None:
-        self.kept, self.place = map_tensors(state, Tensor.detach), (batch.place or 0) + batch.tokens.shape[1]
+        self.kept, self.place = map_tensors(state, Tensor.detach), (batch.stream_offset or 0) + batch.tokens.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         if self.kept is None:

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from regard.core import UserError
-from regard.data.batches import Batch, Windows, forced
+from regard.data.batches import Batch, WindowBatches, teacher_forced
 from regard.data.masks import Pieces
 from regard.data.tokenizer import Tokenizer
 
@@ -113,10 +113,10 @@ class Corrupter:
         return corrupt(ids, removed, self.sentinels, self.tokenizer.end)
 
     def batch(self, rows: list[tuple[np.ndarray, ...]]) -> Batch:
-        return forced(rows, self.tokenizer.start, self.tokenizer.pad)
+        return teacher_forced(rows, self.tokenizer.start, self.tokenizer.pad)
 
 
-class CorruptedWindows(Windows):
+class CorruptedWindows(WindowBatches):
     """Batches of windows of one long text, with a new offset and other removed spans in each epoch."""
 
     def __init__(self, stream: np.ndarray, context: int, rows: int, seed: int, corrupter: Corrupter):

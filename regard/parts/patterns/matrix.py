@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.core import Pattern, UserError
 from regard.errors import in_one_line
-from regard.files.reading import announced_bytes
+from regard.files.reading import npy_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def _from_file(path: str) -> Tensor:
     try:
         if suffix == ".npy":
             with open(path, "rb") as file:
-                if announced_bytes(file) > Path(path).stat().st_size:
+                if npy_bytes(file) > Path(path).stat().st_size:
                     raise ValueError("its header announces more than it holds")
             tensors = [torch.from_numpy(np.load(path, allow_pickle=False))]
         else:
