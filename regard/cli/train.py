@@ -211,7 +211,7 @@ def train(
             if recipe is None and origin is None:
                 if data is None and source is None:
                     raise UserError("what to learn from? Say regard train --data FILE, or --resume RUN")
-                given = picking.Given(data, source, target, columns, header, bad_lines)
+                given = picking.DataArguments(data, source, target, columns, header, bad_lines)
                 picked = picking.pick(given, task)
                 bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
                 if picked.note:
@@ -219,7 +219,7 @@ def train(
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
                 columns = columns or picked.columns
             elif recipe is None and columns is None and data is not None:
-                seen = picking.seen_for(picking.Given(data, source, target, None, header, bad_lines), origin, task)
+                seen = picking.detect_columns(picking.DataArguments(data, source, target, None, header, bad_lines), origin, task)
                 if seen is not None:
                     bar.say(f"picked: --columns {seen.columns} ({seen.why})")
                     columns = seen.columns

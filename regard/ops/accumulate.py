@@ -14,7 +14,7 @@ from torch import Tensor
 class GradientBuffers(Protocol):
     """Who sums up gradients."""
 
-    def room(self, weight: Tensor) -> Tensor | None:
+    def buffer_for(self, weight: Tensor) -> Tensor | None:
         """Return where the gradients of a weight are summed up; None: elsewhere."""
 
 
@@ -48,5 +48,5 @@ def is_accumulating() -> bool:
 def buffer_for(weight: Tensor) -> tuple[float, Tensor | None]:
     """Return the scale of the loss and the buffer for the gradient of a weight; 1, None where it is not accumulated
     here, as on other devices, which would have to be waited for to check that the scale was right."""
-    buffer = None if _now.buffers is None or not weight.is_cpu else _now.buffers.room(weight)
+    buffer = None if _now.buffers is None or not weight.is_cpu else _now.buffers.buffer_for(weight)
     return (1.0, None) if buffer is None else (_now.loss_scale, buffer)
