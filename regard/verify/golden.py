@@ -132,7 +132,7 @@ class Golden:
         config = self.config if config is None else config
         known = {n.removeprefix("w.") for n in self.tensors if n.startswith("w.")} if names is None else names
         family = family_of(config)
-        whole = family.whole(config | family.seen(config, known))
+        whole = family.complete(config | family.config_from_tensors(config, known))
         model = build(family.recipe(whole))
         taken: dict[str, str | Callable[[Take], Tensor]] = {}
         for rule in family.rules(whole, known):
