@@ -119,7 +119,7 @@ def test_muon_takes_the_maps(model):
 
 def test_of_another_model(model):
     optimizer = Optimizer(model(), Settings())
-    with pytest.raises(UserError, match="knows 'elsewhere'"):
+    with pytest.raises(UserError, match="it has 'elsewhere'"):
         optimizer.restore({"elsewhere/step": torch.tensor(1.0)})
 
 

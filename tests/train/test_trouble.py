@@ -18,7 +18,7 @@ from regard.data import Feed
 from regard.parts.objectives.next_token import NextToken
 from regard.runs import checkpoint
 from regard.train import journal
-from regard.train.average import mean as average_of
+from regard.train.average import average_checkpoints
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 RUST = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -191,7 +191,7 @@ def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
     assert "is damaged" in said[0]
     assert "the model is made without it" in said[0]
     files = [tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors" for step in (8, 12)]
-    wanted = average_of(files if average else files[1:])
+    wanted = average_checkpoints(files if average else files[1:])
     assert all(torch.equal(t, wanted[name]) for name, t in load_file(tmp_path / "model.safetensors").items())
 
 
@@ -403,7 +403,7 @@ def test_mean_of_files(tmp_path):
     for i, value in enumerate((1.0, 2.0, 6.0)):
         tensors = {"a": torch.full((2, 3), value), "n": torch.tensor(i)}
         checkpoint.put(tmp_path / f"{i}.safetensors", tensors)
-    found = average_of([tmp_path / f"{i}.safetensors" for i in range(3)])
+    found = average_checkpoints([tmp_path / f"{i}.safetensors" for i in range(3)])
     assert torch.equal(found["a"], torch.full((2, 3), 3.0))
     assert int(found["n"]) == 2
 
