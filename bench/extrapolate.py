@@ -119,8 +119,8 @@ def main() -> None:
     head = ["positions", "steps", *(f"at {length}" for length in LENGTHS), "512 over 128"]
     text = [
         f"- {results.conditions(given.threads)} Tiny Shakespeare by characters, size tiny, context {TRAINED}, seed 1.",
-        "- Perplexity of a character on the last tenth; longer windows leave fewer characters without a past.",
-        "- Adam moves a number by about the learning rate a step, and T5's biases begin at nothing: they take longer.",
+        "- Perplexity of a character on the last tenth; with longer windows, fewer characters lack a context.",
+        "- Adam changes a parameter by about the learning rate per step, and T5's biases begin at zero: they take longer.",
         "",
         *results.table(head, rows),
         "",

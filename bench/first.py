@@ -215,7 +215,7 @@ def tagged(data: Path, minutes: float) -> First:
 
 
 def told(folder: Path, minutes: float) -> First:
-    """Write the first nine tenths of the text for training; the rest is for testing."""
+    """Return the first run on a text, of which nine tenths are for training and the rest for testing."""
     train, test = shakespeare.parts(folder)
     texts = [path.read_text(encoding="utf-8") for path in (train, test)]
     return First(["--data", str(train)], minutes, "bits per character", [str(test)], lambda: characters(*texts))

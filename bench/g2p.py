@@ -53,7 +53,7 @@ def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
 
 
 def learn(run: Path, data: Path, minutes: float, *begin: str, **own: float) -> None:
-    """Train one model on one core. begin: weights to begin with."""
+    """Train one model on one core. begin: the arguments that name a recipe or a run to begin with."""
     shared = {name: value for name, value in FULL.items() if "--from" not in begin or name.startswith("train.")}
     settings = shared | (AGAIN if "--from" in begin else {}) | own
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -105,9 +105,9 @@ def main() -> None:
         f"- {results.conditions(1)}",
         f"- Seeds 2 to 4; {parameters / 1e6:.2f} M parameters each, one core each: {', '.join(learned)}. 'two' begins "
         f"with the weights of 'one' after {given.branch:g} minutes, 'three' with its last ones.",
-        f"- {len(words):,} test words, stress left out, any listed pronunciation right, searched by "
-        f"`{' '.join(SEARCH)}`, which is chosen on dev. Together: by the mean of what they hold likely. "
-        "g2p_en has learned from the test words, too.",
+        f"- {len(words):,} test words, stress left out, any listed pronunciation correct, decoded with "
+        f"`{' '.join(SEARCH)}`, which is chosen on dev. Together: an ensemble that averages probabilities. "
+        "g2p_en was trained on the test words, too.",
         "",
         *results.table(["", "word error", "phoneme error", "words/s"], rows),
     ]

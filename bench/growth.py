@@ -211,7 +211,7 @@ class Measured:
 
 
 def foresee(cells: Cell, name: str, length: int) -> float:
-    """Extrapolate from the last two lengths; None for the first."""
+    """Extrapolate from the last two lengths; 0 where there is none."""
     known = sorted((at, value) for (who, at), value in cells.items() if who == name)[-2:]
     if not known:
         return 0.0

@@ -59,7 +59,7 @@ def main() -> None:
         *results.table(head, rows),
     ]
     if given.write:
-        results.write("The ladder: what attention bought", text)
+        results.write("The ladder: from recurrence to attention", text)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ LIMIT = 2.0  # GiB
 
 
 def generate(path: Path, pairs: int, seed: int = 1) -> None:
-    """Write sentences of 3 to 10 words by a skewed distribution; the target is the reverse in other words."""
+    """Write pairs of 3 to 10 words from a skewed distribution; the target has other words, in reverse order."""
     rng = np.random.default_rng(seed)
     one, other = (
         np.array([_word(rng, letters) for _ in range(WORDS)], object) for letters in ("aeioutnsrl", "äöüekmpvzx")

@@ -162,7 +162,7 @@ def shape(given: argparse.Namespace) -> str:
 
 
 def plan_cost(given: argparse.Namespace) -> str:
-    """Return the seconds of deriving a pattern's layout, which is done once per length."""
+    """Return a sentence on the seconds of deriving a pattern's layout, which is done once per length."""
     length, pattern = max(given.lengths), Pattern.parse(CONTENDERS["blocks, BigBird"][1])
     layout._plan.cache_clear()
     begin = time.perf_counter()

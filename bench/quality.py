@@ -122,7 +122,7 @@ def main() -> None:
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, Muon and "
-        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to nothing at "
+        f"AdamW, learning rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to 0 at "
         f"{SETTINGS['steps']:,}, smoothing {SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every "
         f"{given.turn} steps. Minutes of training alone.",
         "",

@@ -52,7 +52,7 @@ THEIRS = {
 
 
 def parts(folder: Path) -> tuple[Path, Path]:
-    """Write the two parts of the text."""
+    """Write the two parts of the text and return their paths."""
     text = gzip.decompress(results.data("tinyshakespeare/input.txt.gz").read_bytes()).decode()
     folder.mkdir(parents=True, exist_ok=True)
     cut = int(0.9 * len(text))

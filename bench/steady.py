@@ -84,7 +84,7 @@ def main() -> None:
         )  # fmt: skip
     lines = [
         f"- {results.conditions(given.threads)}",
-        f"- Multi30k test 2016, again and again, {len(seen) * len(texts):,} sentences in all, beam {given.beam}.",
+        f"- Multi30k test 2016, repeated, {len(seen) * len(texts):,} sentences in all, beam {given.beam}.",
         "",
         *results.table(["minutes", "sentences/s, median", "resident MiB"], rows),
         "",

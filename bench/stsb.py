@@ -55,7 +55,7 @@ def pairs() -> tuple[list[str], list[str], list[str]]:
 
 
 def peer(folder: Path, batch: int) -> Callable[[list[str]], Tensor]:
-    """Return the embeddings of transformers: mean of the last hidden states, normalized."""
+    """Return a function that embeds texts by transformers: the mean of the last hidden states, normalized."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()

@@ -112,8 +112,8 @@ def main() -> None:
     same = "equal, bit by bit" if np.array_equal(*said) else f"apart by {np.abs(said[0] - said[1]).max():.2g}"
     text = [
         f"- {results.conditions(given.threads)} Seed 1, {given.minutes:g} minutes, {runs.steps(given.run):,} steps.",
-        f"- The two models' scores of {said[0].shape[0] * said[0].shape[1]:,} characters are {same}.",
-        "- Process: what it gives back, of memory that it shares with no other, when the model is dropped.",
+        f"- The two models' logits of {said[0].shape[0] * said[0].shape[1]:,} characters are {same}.",
+        "- Process: the memory, not shared with other processes, that is freed when the model is dropped.",
         "",
         *results.table(["weights", "file", "tensors", "process", "perplexity", "tokens/s, one row"], rows),
     ]

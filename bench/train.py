@@ -264,8 +264,8 @@ def main() -> None:
         f"- {results.conditions(given.threads)}",
         f"- This machine's own limits in this run: {products:.0f} GFLOP/s of products, {reading:.1f} GB/s of reading. "
         f"{given.rounds} rounds of {given.steps} steps, contenders in turn; medians, and from the least to the most. "
-        "First losses of regard and Hugging Face are equal within 1e-4. What products allow: if all that must be "
-        "multiplied, padding and words that nobody asks for left out, were done at that limit.",
+        "First losses of regard and Hugging Face are equal within 1e-4. What products allow: the speed if all "
+        "necessary matrix products, without padding and without logits that are not targets, ran at that limit.",
         "",
         *results.table(head, rows),
     ]

@@ -34,7 +34,7 @@ from regard.tasks.load import load
 
 
 def sources(run: Path, count: int) -> dict:
-    """Write the sources as all contenders read them."""
+    """Return the sources as all contenders read them."""
     texts = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")[:count]
     read = load(run).source
     vocabulary = read.inner.get_vocab()
