@@ -120,7 +120,7 @@ def main() -> None:
     text = [
         f"- {results.conditions(given.threads)} Tiny Shakespeare by characters, size tiny, context {TRAINED}, seed 1.",
         "- Perplexity of a character on the last tenth; with longer windows, fewer characters lack a context.",
-        "- Adam changes a parameter by about the learning rate per step, and T5's biases begin at zero: they take longer.",
+        "- Adam changes a parameter by about the learning rate per step: T5's biases, initially zero, take longer.",
         "",
         *results.table(head, rows),
         "",
