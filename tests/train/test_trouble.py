@@ -347,7 +347,7 @@ def test_without_a_folder(trainer):
     one.train()
     assert said == ["the loss was not finite at step 7: that batch is skipped"] * 3
     assert one.step == 12
-    with pytest.raises(UserError, match="not finite at step 4, and 5 attempts"):
+    with pytest.raises(UserError, match="not finite at step 4, as in 5 attempts"):
         trainer(steps=12, objective=bad_after(3, often=6)).train()
     now_and_then = trainer(steps=24, objective=bad_every(3))
     now_and_then.train()
