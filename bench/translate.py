@@ -1,10 +1,10 @@
-"""How fast it translates: sentences per second by beam search, beside others with the very same weights.
+"""Speed of translation: sentences per second by beam search, compared with others with the same weights.
 
     python bench/translate.py --run runs/multi30k --write          ten minutes on two cores
 
-The run is the one that bench/multi30k.py trains; where there is none, a quick one of twelve minutes comes first.
-Hugging Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; what all of them answer
-is compared by BLEU. Contenders take turns.
+The run is that of bench/multi30k.py; where there is none, a quick one is trained for twelve minutes first. Hugging
+Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; the answers are compared by BLEU.
+Contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -34,7 +34,7 @@ from regard.tasks.load import load
 
 
 def sources(run: Path, count: int) -> dict:
-    """As all contenders want them."""
+    """Return the sources as all contenders read them."""
     texts = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")[:count]
     read = load(run).source
     vocabulary = read.inner.get_vocab()
@@ -46,8 +46,8 @@ def sources(run: Path, count: int) -> dict:
 
 
 def as_marian(run: Path, folder: Path) -> None:
-    """The same model for Hugging Face, whose sinusoids stand in another order: all channels go with them. It also has a
-    bias over the words, of zeros."""
+    """Write the same model for Hugging Face, whose sinusoids have another order of channels, which all weights follow.
+    It also has a bias over the vocabulary, here of zeros."""
     old = restore(run)
     sets = [f"model.{side}.layer.0.feedforward.activation=relu" for side in ("encoder", "decoder")]
     recipe = recipes.load("marian", "tiny", sets) | {"vocab": old.vocab}

@@ -1,4 +1,4 @@
-"""What this machine has for regard, and what would make regard faster on it."""
+"""Examine this machine: what regard can use, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "
 
 
 def examine() -> dict[str, Any]:
-    """Return what is there, by section, and under "advice" what would help, in sentences."""
+    """Return facts by section, and under "advice" sentences on what would help."""
     kernels = load_kernels()
     machine = {
         "cpu": cpu_lines("model name")[:1] or [platform.processor() or platform.machine()],
@@ -59,7 +59,7 @@ def _advice(machine: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
 
 
 def _cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

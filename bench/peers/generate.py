@@ -1,4 +1,4 @@
-"""Goes on with prompts, greedily, in one of two ways.
+"""Continue prompts greedily, by regard or by Hugging Face.
 
 generate.py ours|hugging FOLDER ROWS PROMPT NEW THREADS [int8]
 """
@@ -48,7 +48,7 @@ said: list[list[int]] = []
 
 
 def go() -> dict:
-    """How long all took, and how long the prompts and the first token alone."""
+    """Return the seconds of the whole generation, and of the prompts with the first token alone."""
     begun = time.perf_counter()
     generate(1)
     first = time.perf_counter()

@@ -1,9 +1,9 @@
-"""regard's own training, step by step as `regard train` does it, on the batches of a file.
+"""regard's training steps as `regard train` takes them, on the batches of a file.
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names an optimizer, a learning rate, a warm-up, the steps until the rate is nothing, and a label
-smoothing, they are followed.
+The file may name an optimizer, a learning rate, a warmup, the steps until the learning rate is 0, and a label
+smoothing.
 """
 
 import json

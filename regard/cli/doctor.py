@@ -1,4 +1,4 @@
-"""`regard doctor`: what this machine has, and what would make regard faster."""
+"""`regard doctor`: report what this machine has, and what would make regard faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .app import AsJson, app, dump
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Tell what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help."""
+    """Report what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help."""
     from regard.doctor import examine
     from regard.memory import in_bytes
 

@@ -1,4 +1,4 @@
-"""Where the time goes: `regard profile`."""
+"""`regard profile`: measure time and memory by part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from regard.errors import UserError, printable
 
 from .app import AsJson, Parts, Sets, Size, Threads, app, dump
-from .catalog import VOCAB, load_recipe, told_of, vocabulary
+from .catalog import VOCAB, errors_about, load_recipe, parse_vocab
 
 
 @app.command()
@@ -24,14 +24,14 @@ def profile(
     sets: Sets = None,
     vocab: Annotated[str | None, typer.Option(metavar="N", help="Vocabulary: a number, or source,target.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 16,
-    length: Annotated[int, typer.Option(min=2, help="Positions of each.")] = 64,
-    device: Annotated[str, typer.Option(help="Where it runs.")] = "cpu",
+    length: Annotated[int, typer.Option(min=2, help="Positions of each sequence.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, ...")] = "cpu",
     threads: Threads = 0,
     parts: Parts = None,
     as_json: AsJson = False,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it into this file.")] = None,
 ) -> None:
-    """Where the time and the memory of one training step and one decoding step go, by part."""
+    """Measure the time and the memory of one training step and one decoding step, by part."""
 
     from regard import build, restore
     from regard.look import picture
@@ -47,8 +47,8 @@ def profile(
             raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
         model = restore(name)
     else:
-        recipe = load_recipe(name, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
-        with told_of(name):
+        recipe = load_recipe(name, size, sets, parts, parse_vocab(vocab) or VOCAB, vocab is not None)
+        with errors_about(name):
             model = build(recipe)
     settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
     model = model.to(device)

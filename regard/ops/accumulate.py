@@ -14,7 +14,7 @@ from torch import Tensor
 class GradientBuffers(Protocol):
     """Owner of the buffers in which gradients are accumulated."""
 
-    def buffer(self, weight: Tensor) -> Tensor | None:
+    def buffer_for(self, weight: Tensor) -> Tensor | None:
         """Return the buffer for the gradients of a weight; None where there is none."""
 
 
@@ -48,5 +48,5 @@ def is_accumulating() -> bool:
 def buffer_for(weight: Tensor) -> tuple[float, Tensor | None]:
     """Return the loss scale and the buffer for the gradient of a weight; (1, None) where it is not accumulated here, as
     on other devices, where checking the scale would need a synchronization."""
-    buffer = None if _current.buffers is None or not weight.is_cpu else _current.buffers.buffer(weight)
+    buffer = None if _current.buffers is None or not weight.is_cpu else _current.buffers.buffer_for(weight)
     return (1.0, None) if buffer is None else (_current.loss_scale, buffer)

@@ -133,7 +133,7 @@ class Golden:
         config = self.config if config is None else config
         available = {n.removeprefix("w.") for n in self.tensors if n.startswith("w.")} if names is None else names
         family = family_of(config)
-        full_config = family.whole(config | family.seen(config, available))
+        full_config = family.complete(config | family.config_from_tensors(config, available))
         model = build(family.recipe(full_config))
         taken: dict[str, str | Callable[[GetTensor], Tensor]] = {}
         for rule in family.rules(full_config, available):

@@ -74,9 +74,9 @@ def test_vit_by_its_old_names():
 
 def test_vit_patches_are_square():
     with pytest.raises(UserError, match="only square patches"):
-        every_family()["vit"].recipe(every_family()["vit"].whole({"patch_size": [4, 2]}))
+        every_family()["vit"].recipe(every_family()["vit"].complete({"patch_size": [4, 2]}))
     assert (
-        every_family()["vit"].recipe(every_family()["vit"].whole({"patch_size": [4, 4]}))["model"]["embed"]["patch"]
+        every_family()["vit"].recipe(every_family()["vit"].complete({"patch_size": [4, 4]}))["model"]["embed"]["patch"]
         == 4
     )
 
@@ -121,12 +121,12 @@ def test_clip_with_each_table_twice():
     told = {"model_type": "clip", "text_config": {"hidden_size": 64, "vocab_size": 99}, "vision_config": None,
             "text_config_dict": {"hidden_size": 48}, "vision_config_dict": None}  # fmt: skip
     family = family_of(told)
-    whole, theirs = family.whole(told), CLIPConfig(**told)
+    whole, theirs = family.complete(told), CLIPConfig(**told)
     assert whole["text_config"]["hidden_size"] == theirs.text_config.hidden_size == 48
     assert whole["text_config"]["vocab_size"] == theirs.text_config.vocab_size == 49408
     assert whole["vision_config"]["hidden_size"] == 768
     with pytest.raises(UserError, match="eos_token_id"):
-        family.whole({"text_config": {"eos_token_id": [1, 3]}})
+        family.complete({"text_config": {"eos_token_id": [1, 3]}})
 
 
 @pytest.fixture

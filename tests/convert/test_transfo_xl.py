@@ -42,9 +42,9 @@ def weights(config):
     """Ours, theirs made of it by the rules, and the config with all its entries."""
     torch.manual_seed(0)
     family = family_of(config)
-    whole = family.whole(config)
+    whole = family.complete(config)
     made = family.recipe(whole)
-    assert family.recipe(family.whole(json.loads(json.dumps(family.config(made))))) == made
+    assert family.recipe(family.complete(json.loads(json.dumps(family.config(made))))) == made
     model = build(made).eval()
     own = model.state_dict(keep_vars=True)
     for parameter in model.parameters():

@@ -128,4 +128,4 @@ def test_refused(more, message):
     told = {"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"], **more}
     family = family_of(told)
     with pytest.raises(UserError, match=message):
-        family.recipe(family.whole(told))
+        family.recipe(family.complete(told))

@@ -99,7 +99,7 @@ def test_every_value_of_the_job_in_every_command(home, run, command):
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({}, "tells of no data that it was trained with"),
+        ({}, "does not record its training data"),
         ({"data": 5}, "run/run.json: job.data: is 5, and should be a string or null"),
         ([], "run/run.json: job: is [], and should be a table"),
     ],

@@ -61,9 +61,9 @@ def pair(tmp_path, seed: int = 0, **more) -> tuple[Transcriber, WhisperForCondit
         setattr(theirs.generation_config, name, value)
     told = config.to_dict()
     family = family_of(told)
-    ours = build(family.recipe(family.whole(told))).double()
+    ours = build(family.recipe(family.complete(told))).double()
     tensors = theirs.state_dict()
-    for rule in family.rules(family.whole(told), set(tensors)):
+    for rule in family.rules(family.complete(told), set(tensors)):
         for name, value in zip(rule.ours, rule.split(tensors[rule.theirs]), strict=True):
             ours.state_dict()[name].copy_(value)
     (tmp_path / "origin").mkdir(exist_ok=True, parents=True)

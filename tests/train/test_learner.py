@@ -73,12 +73,14 @@ def test_parts_are_one_batch(model, monkeypatch):
     """On a CPU a batch goes through the model in parts; the gradient is that of all."""
     rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
     for most in (1, 5, 1000):
-        monkeypatch.setattr("regard.train.learner.PART", 0)
-        monkeypatch.setattr("regard.train.learner.FEWEST", most)
+        monkeypatch.setattr("regard.train.learner.MICRO_BATCH_WORK", 0)
+        monkeypatch.setattr("regard.train.learner.MIN_MICRO_BATCH", most)
         settings = Settings(max_grad_norm=0.0, lr=1.0, schedule="constant", warmup=0, optimizer="adam")
         learner = Learner(model(dropout=0.0).double(), NextToken(0.1), ResumableBatches(Given(batch(*rows))), settings)
-        learn, seen = learner._learn, []
-        learner._learn = lambda part, count, learn=learn, seen=seen: seen.append(len(part.tokens)) or learn(part, count)
+        learn, seen = learner._backward, []
+        learner._backward = lambda part, count, learn=learn, seen=seen: (
+            seen.append(len(part.tokens)) or learn(part, count)
+        )
         assert learner.advance(lambda: 0.0)
         assert sum(seen) == 4
         found.append((len(seen), learner.loss, gradients(learner.model)))
@@ -170,7 +172,7 @@ def test_the_same_steps_follow(model, feed):
     one = Learner(model(0), NextToken(), feed(), settings)
     for _ in range(7):
         one.advance(lambda: 0.01)
-    with one.ema.inside():
+    with one.ema.swapped_in():
         tensors, numbers = one.state()
         tensors = {name: t.clone() for name, t in tensors.items()}
         weights = {name: t.clone() for name, t in one.model.state_dict().items()}

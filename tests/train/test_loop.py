@@ -144,7 +144,7 @@ def test_a_new_best_is_kept_at_once(trainer, tmp_path):
 
 def test_after_five_minutes(trainer, tmp_path, monkeypatch):
     """A checkpoint out of turn, which goes away when the next one comes."""
-    monkeypatch.setattr(loop, "RESCUE", -1.0)
+    monkeypatch.setattr(loop, "MAX_UNSAVED_SECONDS", -1.0)
     seen = []
     one = trainer(tmp_path / "run", steps=5, save_steps=4, keep_checkpoints=1)
     one.report = lambda progress: seen.append(names(tmp_path / "run"))
@@ -340,7 +340,7 @@ def test_early_stopping_can_be_overruled(trainer, tmp_path):
     again = trainer(tmp_path / "run", **given)
     again.train()
     assert again.step == 9
-    more = trainer(tmp_path / "run", **given, patient=True)
+    more = trainer(tmp_path / "run", **given, reset_patience=True)
     more.evaluate = Judge(*range(10))
     more.train()
     assert more.step == 15
