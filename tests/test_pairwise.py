@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+
 from tests.pairwise import covering, pairs
 
 SIZES = [(3,), (2, 5), (2, 2, 2), (7, 3, 2, 2, 2, 3), (6, 6, 2, 2, 3), (1, 4, 3)]
