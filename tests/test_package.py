@@ -42,11 +42,11 @@ def test_it_holds_everything(wheel):
     assert not any(name.startswith(("tests", "bench")) for name in held)
 
 
-def test_it_works_from_another_folder(wheel, tmp_path):
+def test_it_works_from_another_folder(wheel, tmp_path, hasty):
     place = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True)
-    env = {"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": str(place), "PATH": f"{hasty}:/usr/bin:/bin", "HOME": str(tmp_path)}
     ran = [sys.executable, "-c", CODE.format(place=str(place))]
     assert (
         subprocess.run(ran, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout == "(1, 3, 61)\n"

@@ -115,6 +115,7 @@ def test_sdpa(pattern, length):
     check(Case(pattern, length), dense)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -135,6 +136,7 @@ def positions(heads: int, dim: int) -> dict[str, Position]:
     return named | {"slope": Slope(heads), "asking": Asking(dim)}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("name", sorted(positions(6, 5)))
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -165,6 +167,7 @@ def batch_patterns(length: int) -> dict[str, Pattern]:
     }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("name", sorted(batch_patterns(3)))
 @pytest.mark.parametrize("padded", [False, True])

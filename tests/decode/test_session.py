@@ -49,6 +49,7 @@ def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, row
 WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "llama", "mistral", "qwen", "rotary"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monkeypatch):

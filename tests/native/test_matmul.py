@@ -20,6 +20,7 @@ def drawn(*size, turned=False, dtype=torch.float32):
     return torch.randn(*size[::-1], dtype=dtype).T if turned else torch.randn(*size, dtype=dtype)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize(("rows", "wide", "deep"), SIZES)
 @pytest.mark.parametrize("turned", [(False, True), (True, False)])
@@ -50,6 +51,7 @@ def test_of_nothing(known):
     assert multiply(known, torch.randn(0, 5), torch.randn(5, 4)).shape == (0, 4)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize("activation_name", ACTIVATIONS)
 def test_bends_after_it(threads, known, dtype, activation_name):

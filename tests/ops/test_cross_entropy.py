@@ -9,6 +9,7 @@ from regard.ops import cross_entropy as fused
 from regard.ops import dispatch
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [3, 5, 512])

@@ -79,6 +79,7 @@ def same(ours, want, limit=TINY):
         assert float(((one - two).abs() / two.abs().clamp(min=1)).detach().max()) < limit
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("time", LENGTHS)
 @pytest.mark.parametrize("bonus", [False, True])
 @pytest.mark.parametrize("kind", DECAYS)

@@ -18,6 +18,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("shape", [(1, 1), (2,), (3, 2), (4, 8), (5, 8), (0, 3)])
 @pytest.mark.parametrize("out", [1, 2, 6, 7, 20])
 @pytest.mark.parametrize("bias", [True, False])
