@@ -4,22 +4,15 @@ from regard.errors import UserError
 from regard.pattern.algebra import Pattern
 from regard.schema import add_folder, find, part
 
-from .context import Context, Memory
-from .dropout import Dropout
-from .embed import Embed
-from .head import Head
+from .context import Context, Memory, Tap, losses, watch
+from .contracts import Dropout, Embed, Head, Norm, Position, Score
 from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
 from .model import Model
-from .norm import Norm
 from .passes import Pass
-from .position import Position
 from .recipe import build, load, restore, save
-from .score import Score
-from .stack import Layer, Stack
+from .stack import Layer, Place, Stack, Wiring
 from .state import State
-from .tap import Tap, losses, watch
 from .towers import Towers, models_in
-from .wiring import Place, Wiring
 
 __all__ = [
     "Context",

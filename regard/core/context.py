@@ -1,16 +1,26 @@
-"""What a layer is given besides its input: positions, padding, and the encoder's output."""
+"""What surrounds a step besides its input: where each row stands, which columns are real, the encoder's memory, and who
+watches, by forward hooks or by taps.
+
+torch calls hooks in `module(x)` alone. A module that steps has two ways to the same output, `module(x, context)` and
+`module.step(x, state, context)`; `Steps` turns the second into the first where somebody has hooked the module, so that
+a hook counts however a sequence is cut. A hook always gets and gives the output, never the state. A tap is a named
+no-op: attention weights, losses and hidden states are watched there, without a return value for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from fnmatch import fnmatch
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.ops.dispatch import hooked
 
 if TYPE_CHECKING:
     from regard.pattern.algebra import Pattern
@@ -27,7 +37,7 @@ class Memory(NamedTuple):
 
 @dataclass
 class Call:
-    """A step that is taken by calling the module, so that its hooks run: see hooks.py."""
+    """A step that is taken by calling the module, so that its hooks run: see `Steps`."""
 
     module: nn.Module
     state: Any  # before the step; after the step once `taken` is True
@@ -128,3 +138,108 @@ def check_valid(valid: Tensor, batch: int, time: int, name: str = "valid") -> No
         return
     if time > 1 and bool((valid[:, 1:] & ~valid[:, :-1]).any()):
         raise UserError(f"{name} has a real column after a padded one: pad on the right, never on the left or between")
+
+
+class Steps(nn.Module):
+    """A module with `forward(x, context)` and `step(x, state, context)`, whose hooks run in both."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "step" in vars(cls):
+            cls.step = _step_through_call(vars(cls)["step"])  # type: ignore[attr-defined]
+        if "forward" in vars(cls):
+            cls.forward = _forward_or_step(vars(cls)["forward"])  # type: ignore[method-assign]
+
+
+def _step_through_call(step: Callable) -> Callable:
+    @wraps(step)
+    def through_call(self: nn.Module, x: Any, state: Any, context: Context) -> tuple[Any, Any]:
+        inside = context.call is not None and context.call.module is self
+        if inside or not hooked(self):
+            return step(self, x, state, context)
+        call = Call(self, state)
+        y = self(x, context=replace(context, call=call))
+        if not call.taken:
+            name = type(self).__name__
+            raise UserError(f"the forward of {name} was replaced by one that takes no steps: replace its step as well")
+        return y, call.state
+
+    return through_call
+
+
+def _forward_or_step(forward: Callable) -> Callable:
+    @wraps(forward)
+    def or_step(self: nn.Module, x: Any, context: Context) -> Tensor:
+        call = context.call
+        if call is not None and call.module is self and not call.taken:
+            call.taken = True
+            y, call.state = type(self).step(self, x, call.state, context)  # type: ignore[attr-defined]
+            return y
+        if not torch.compiler.is_compiling() and hooked(self):  # hooks of a forward that steps inside run once
+            context = replace(context, call=Call(self, None, taken=True))
+        return forward(self, x, context)
+
+    return or_step
+
+
+class Tap(nn.Module):
+    """Returns its input. A watcher may read it, or replace it by returning a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.watchers: list[Callable[[Tensor], Tensor | None]] = []
+
+    @property
+    def watched(self) -> bool:
+        return bool(self.watchers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for watcher in self.watchers:
+            changed = watcher(x)
+            x = x if changed is None else changed
+        return x
+
+
+@contextmanager
+def watch(
+    model: nn.Module, name: str = "*weights", edit: Callable[[str, Tensor], Tensor | None] | None = None
+) -> Iterator:
+    """Collect, by tap name, every tensor that passes the taps matching `name` (a shell-style wildcard).
+
+    with watch(model, "decoder*weights") as seen:
+        model(...)
+    seen["decoder.layers.0.branches.cross.attend.weights"]   # a list, one tensor per call
+    """
+    seen: dict[str, list[Tensor]] = {}
+    added: list[tuple[Tap, Callable]] = []
+    for path, tap in model.named_modules():
+        if isinstance(tap, Tap) and fnmatch(path, name):
+
+            def watcher(x: Tensor, path: str = path) -> Tensor | None:
+                seen.setdefault(path, []).append(x)
+                return edit(path, x) if edit else None
+
+            tap.watchers.append(watcher)
+            added.append((tap, watcher))
+    try:
+        yield seen
+    finally:
+        for tap, watcher in added:
+            tap.watchers.remove(watcher)
+
+
+@contextmanager
+def losses(model: nn.Module) -> Iterator[Callable[[], Tensor | float]]:
+    """Yield a function that returns the auxiliary loss: the sum of all that passed the model's taps named `loss`, or 0.
+
+    with losses(model) as auxiliary:
+        logits = model(tokens)
+    (cross_entropy(logits, target) + auxiliary()).backward()
+    """
+    with watch(model, "loss") as own, watch(model, "*.loss") as inner:
+
+        def total() -> Tensor | float:
+            passed = [x for seen in (own, inner) for one in seen.values() for x in one]
+            return sum(passed[1:], start=passed[0]) if passed else 0.0
+
+        yield total

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .context import Context
+from .context import Context, Steps
 from .fusion import FusedAttention, FusedMlp
-from .hooks import Steps
 
 S = TypeVar("S")
 
@@ -122,7 +121,7 @@ class Pointwise(Mixer[Empty]):
         return Empty()
 
     def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
-        return type(self).forward(self, x, context), state  # its hooks have run for the step already: see hooks.py
+        return type(self).forward(self, x, context), state  # its hooks have run for the step already: see `Steps`
 
     @abstractmethod
     def forward(self, x: Tensor, context: Context) -> Tensor: ...

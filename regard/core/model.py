@@ -16,15 +16,11 @@ from regard.pattern.algebra import Pattern
 from regard.schema import make, part
 
 from .context import Call, Context, Memory, check_valid
-from .embed import Embed
-from .head import Head
+from .contracts import Embed, Head, Norm, Position
 from .mixer import Cost, Mixer, same_layout
-from .norm import Norm
 from .passes import Pass
-from .position import Position
-from .stack import Stack
+from .stack import Place, Stack
 from .state import State
-from .wiring import Place
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
 StepStack = Callable[[Tensor, tuple, Context], tuple[Tensor, tuple]]

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.core import Context, Mixer, Model, Norm, Pattern, Place, Position, UserError, Wiring, build, part
-from regard.core.embed import Embed
-from regard.core.head import Head
-from regard.core.score import Score
+from regard.core.contracts import Embed, Head, Score
 from regard.errors import in_one_line, nearest, short
 from regard.files.recipe import Recipe
 from regard.pattern.analysis import blind

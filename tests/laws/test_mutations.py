@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.bases import cache, multihead
-from regard.core import Mixer, Place, hooks, part, state
+from regard.core import Mixer, Place, part, state
 from regard.core import context as contexts
 from regard.core.mixer import pad_and_cat
 from regard.decode import session as sessions
@@ -202,7 +202,7 @@ def copies_that_forget_what_was_lost(patch):
 
 def steps_that_hooks_do_not_see(patch):
     """Hooks do not fire in steps."""
-    patch.setattr(hooks, "hooked", lambda module: False)
+    patch.setattr(contexts, "hooked", lambda module: False)
 
 
 def steps_that_replace_methods(patch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core import Context
-from regard.core.embed import look_up
+from regard.core.contracts import look_up
 from regard.native import build
 from regard.ops import accumulate, dispatch
 from regard.ops import cross_entropy as kernel

@@ -99,7 +99,7 @@ def test_parity_is_reported(mine, capsys, monkeypatch):
     (mine / "mine.toml").write_text(f'golden = ["{system}", "nosuch"]\n' + MINE)
     text = said(capsys, ["verify", "mine.toml"])
     assert f"✓  {system}-" in text
-    assert "no golden: there is no nosuch-*.safetensors" in text.replace("\n    ", " ")
+    assert "no golden file: there is no nosuch-*.safetensors" in text.replace("\n    ", " ")
     monkeypatch.setattr(golden, "cases", lambda: {})
     assert "tests/parity holds no case" in said(capsys, ["verify", "mine.toml"])
     monkeypatch.setattr(golden, "cases", lambda: {system: lambda one: [laws.Finding("out", 1.0, 1e-5)]})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.bases.groups import Group
 from regard.core import Context, Embed, UserError
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Adaptive(Embed):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Embed, Norm, Position
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Asking(Embed):

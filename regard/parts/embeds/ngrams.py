@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Context, Embed, Norm, Position, UserError
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 FACTOR = 1_000_000_007  # a prime; its product with a token id or a bucket fits into 64 bits
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Embed, Norm, Position
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Tokens(Embed):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.bases.groups import Group
 from regard.core import Context, Embed, Head, UserError
-from regard.core.embed import new_table
+from regard.core.contracts import new_table
 from regard.schema import name_of
 
 

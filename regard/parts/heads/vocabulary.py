@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Head, Norm, UserError, part
-from regard.core.embed import new_table
+from regard.core.contracts import new_table
 from regard.ops.activation import activation as activate
 from regard.ops.linear import linear
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.core.norm import count_valid, zero_padding
+from regard.core.contracts import count_valid, zero_padding
 
 
 class Batch(Norm):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Norm, UserError
-from regard.core.norm import count_valid, zero_padding
+from regard.core.contracts import count_valid, zero_padding
 
 RMS_EPS = 1e-5
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Tap, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Crate(Wiring):

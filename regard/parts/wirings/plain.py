@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.core import Context, Dropout, Wiring
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Plain(Wiring):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 TwoStreams = tuple[Tensor, Tensor]
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.core import Context, Dropout, Mixer, Norm, Tap, UserError, Wiring, part
 from regard.core.mixer import map_tensors
-from regard.core.wiring import Branch, LayerLike
+from regard.core.stack import Branch, LayerLike
 
 TwoStreams = tuple[Tensor, Tensor]
 

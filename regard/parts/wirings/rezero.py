@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Wiring
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Rezero(Wiring):

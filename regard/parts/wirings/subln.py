@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Mixer, Norm, Place, Wiring, find, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Subln(Wiring):
