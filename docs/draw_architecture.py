@@ -87,7 +87,7 @@ def gap(a: Node, b: Node) -> int:
 
 def spread(row: list[Node], wanted: dict[Node, float]) -> dict[Node, float]:
     """Return where the nodes of a row stand: as near to where they want to be as their order and width allow."""
-    blocks: list[list] = []  # [sum of wishes, count]: nodes that touch; a wish is what the first of its block would want
+    blocks: list[list] = []  # of nodes that touch: the sum of where each wants the block to begin, and their number
     offset, at = {}, 0
     for before, node in zip([None, *row], row, strict=False):
         at += gap(before, node) if before else 0

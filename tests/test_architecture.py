@@ -1,5 +1,5 @@
-"""docs/architecture.md is true: its paths exist, its picture shows the imports of today, a training and a prediction enter
-the files of its walks in that order, and a forward pass is followed through at most five files besides the parts."""
+"""docs/architecture.md is true: its paths exist, its picture shows the imports of today, a training and a prediction
+enter the files of its walks in that order, and a forward pass enters at most five files besides the parts."""
 
 import re
 import runpy
@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,14 +64,14 @@ def walks(title: str) -> list[list[str]]:
 
 
 def astray(walk: list[list[str]], files: list[str]) -> str:
-    """Return what is wrong with a walk, whose lists follow each other: each begins where its first file is entered after
-    the list before, and names files in the order in which they are first entered from there on."""
+    """Return what is wrong with a walk, whose lists follow each other: each begins where its first file is entered
+    after the list before, and names files in the order in which they are first entered from there on."""
     at = 0
     for points in walk:
         if points[0] not in files[at:]:
             return f"{points[0]} is not entered any more"
         begin = at = files.index(points[0], at)
-        for one, other in zip(points, points[1:], strict=False):
+        for one, other in pairwise(points):
             if other not in files[begin:]:
                 return f"{other} is not entered after {one}"
             first = files.index(other, begin)
@@ -81,7 +82,7 @@ def astray(walk: list[list[str]], files: list[str]) -> str:
 
 
 def test_every_path_on_the_page_exists():
-    paths = re.findall(r"`((?:regard|tests|docs|bench)/[^`\s]*)`", PAGE) + re.findall(r"\]\(([^)#:]+)\)", PAGE)
+    paths = re.findall(r"\b(?:regard|tests|docs|bench)/[\w./-]*\b", PAGE) + re.findall(r"\]\(([^)#:]+)\)", PAGE)
     assert len(paths) > 50
     for path in paths:
         assert (HERE / path).exists() or (HERE / "docs" / path).exists(), path
