@@ -146,7 +146,9 @@ def forward(name: str, kernels: bool, training: bool) -> list[str]:
     """Return the files that a forward pass enters, each once. It is the second pass: in the first one of a process, a
     pattern asks schema.py for its name."""
     model = regard.build(name, size="tiny", vocab=50).train(training)
-    inputs = model.draw(2, 13)
+    inputs = {"tokens": torch.randint(50, (2, 13))}
+    if model.kind == "encoder-decoder":
+        inputs["source"] = torch.randint(50, (2, 11))
     with torch.set_grad_enabled(training), nullcontext() if kernels else disabled():
         model(**inputs)
         with entered() as files:
