@@ -51,7 +51,7 @@ model = restore(folder)
 objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.0))
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
 by = told.get("optimizer", "adamw")
-settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
+settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, max_grad_norm=clip, eps=1e-8)
 learner = Learner(model, objective, ResumableBatches(Fixed()), settings)  # type: ignore[arg-type]
 
 

@@ -228,11 +228,11 @@ class Run:
         if rest := self._text(coded[0], ids)[len(sent) :]:
             yield rest
 
-    def embed(self, texts: Sequence[str], pool: str | None = None, unit: bool | None = None) -> Tensor:
+    def embed(self, texts: Sequence[str], pool: str | None = None, normalize: bool | None = None) -> Tensor:
         """Return the vectors of texts, (texts, width), from the encoder; see tasks/embed.py."""
         from .embed import Embedder
 
-        return Embedder.of(self).embed(texts, pool, unit)
+        return Embedder.of(self).embed(texts, pool, normalize)
 
     def encode_inputs(self, texts: list[str], config: DecodeConfig, lines_before: int = 0) -> list[EncodedInput]:
         """Return the token ids of texts, truncated to what the model takes. lines_before: the number of earlier inputs,
