@@ -64,8 +64,7 @@ class Embed(nn.Module):
         return tokens.shape[0], tokens.shape[1]
 
     def add_position(self, x: Tensor, context: Context) -> Tensor:
-        """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and the projection to the
-        width."""
+        """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and projection."""
         at = context.positions[:1] if context.from_start else context.positions
         return self.up(self.drop(self.norm(self.position.embed(x, at), context.valid)))
 

@@ -56,8 +56,7 @@ class Position(nn.Module):
         return None
 
     def rotary_tables(self, context: Context, dtype: torch.dtype) -> RotaryTables | None:
-        """Return the rotation in a step of one position, where rotating queries and keys is all it does; otherwise
-        None."""
+        """Return the rotation in a step of one position, where rotating queries and keys is all it does; or None."""
         return None
 
     def flops(self, queries: int, keys: int, pairs: float) -> int:
@@ -70,6 +69,5 @@ class Position(nn.Module):
         return getattr(type(self), method) is not getattr(Position, method)
 
     def for_layer(self) -> "Position":
-        """Return the position for one more layer of a stack that shares it: itself, unless some weights are per
-        layer."""
+        """Return the position for one more layer that shares it: itself, unless some weights are per layer."""
         return self

@@ -11,7 +11,7 @@ import numpy as np
 from regard.core import UserError
 from regard.errors import in_one_line, short
 from regard.files.reading import announced_bytes
-from regard.memory import must_fit
+from regard.memory import check_fits_memory
 
 BROKEN = (
     OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError,
@@ -23,7 +23,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """By name. Objects, which would be pickles, are refused."""
     try:
         with zipfile.ZipFile(path) as held:
-            must_fit(f"{short(path)}, unzipped,", sum(one.file_size for one in held.infolist()))
+            check_fits_memory(f"{short(path)}, unzipped,", sum(one.file_size for one in held.infolist()))
             for one in held.infolist():
                 _must_hold(held, one)
         with np.load(path, allow_pickle=False) as arrays:

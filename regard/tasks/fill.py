@@ -27,7 +27,7 @@ from regard.decode import DecodeConfig
 from regard.parts.objectives.masked import Masked, Noise, measured, token_scores, vectors
 from regard.parts.objectives.objective import Objective
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .reader import Reader
 from .task import DEV_TOKENS, Say, Task, Tick
@@ -56,7 +56,9 @@ class Filler(Reader):
     def __init__(self, model: Model, source: Tokenizer, target: Tokenizer, folder: Path | None = None, note: str = ""):
         super().__init__(model, source, target, folder, note)
         table = getattr(model, "recipe", {}).get("objective", {})
-        self.noise = Noise(**fit(Noise, {key: value for key, value in table.items() if key != "part"}, {}, "objective"))
+        self.noise = Noise(
+            **check_arguments(Noise, {key: value for key, value in table.items() if key != "part"}, {}, "objective")
+        )
         self.metrics = measures_of(self.noise)
 
     @cached_property
@@ -168,7 +170,7 @@ class MaskedText(Task):
     usual = "wordpiece"
 
     def ask(self, names: Sequence[str]) -> None:
-        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        self.noise = Noise(**check_arguments(Noise, self.own, {}, "objective"))
         self.forced = measures_of(self.noise)  # type: ignore[misc]
         super().ask(names)
 

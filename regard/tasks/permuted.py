@@ -29,7 +29,7 @@ from regard.parts.objectives.objective import Objective
 from regard.parts.objectives.permuted import Orderly, Permuted, ask, begin, fits, measured
 from regard.runs.folder import about
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .dev import FORCED, Dev
 from .run import Run
@@ -101,7 +101,7 @@ class Onward(Run):
         text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
         table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}
         context = Settings.read(self.model.recipe.get("train", {})).context_length
-        orders = in_orders(text, context, Orderly(**fit(Orderly, table, {}, "objective")))
+        orders = in_orders(text, context, Orderly(**check_arguments(Orderly, table, {}, "objective")))
         nll, count = measured(self.model.inner, once(orders))  # type: ignore[arg-type,union-attr]
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         told = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
@@ -123,7 +123,7 @@ class PermutedText(Text):
     predictor = Onward
 
     def ask(self, names: Sequence[str]) -> None:
-        self.orderly = Orderly(**fit(Orderly, self.own, {}, "objective"))
+        self.orderly = Orderly(**check_arguments(Orderly, self.own, {}, "objective"))
         super().ask(names)
 
     def fit(self, model: Model) -> None:

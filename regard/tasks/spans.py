@@ -33,7 +33,7 @@ from regard.parts.objectives.span_corruption import (
 )
 from regard.runs.folder import about
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .dev import FORCED, Dev
 from .reader import BUDGET
@@ -118,7 +118,7 @@ class Spans(Text):
     usual = "bpe"
 
     def ask(self, names: Sequence[str]) -> None:
-        self.noise = Noise(**fit(Noise, self.own, {}, "objective"))
+        self.noise = Noise(**check_arguments(Noise, self.own, {}, "objective"))
         super().ask(names)
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:

@@ -23,7 +23,7 @@ from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.memory import Weightless
+from regard.memory import MetaWeights
 from regard.runs import checkpoint
 from regard.runs.folder import about, keep_origin, must_have, tokenizers
 from regard.runs.job import Job
@@ -158,7 +158,7 @@ class Prepared:
         lines = self.corpus.train
         if isinstance(lines, Lines) and not self.job.as_published:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
-            with Weightless():
+            with MetaWeights():
                 model = build(self.recipe | {"model": own})
             known = automatic.facts(self.task, model, lines, self.recipe.get("train", {}), self.given)
             self._choose((automatic.fine_tuning if self.job.origin else automatic.from_scratch)(known))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.shift import born, mixed, shift
+from regard.bases.shift import filled_parameter, mixed, shift
 from regard.core import Context, Cost, Dropout, Mixer, Place
 from regard.ops.activation import relu_squared
 
@@ -45,7 +45,7 @@ class ChannelMix(Mixer[Last]):
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.gate = nn.Linear(width, width, bias=bias)
         left = 1 - (place.index if place else 0) / depth  # the deeper, the less comes from the position before
-        self.mix_into, self.mix_gate = (born((torch.arange(width) / width) ** left) for _ in range(2))
+        self.mix_into, self.mix_gate = (filled_parameter((torch.arange(width) / width) ** left) for _ in range(2))
         self.drop = Dropout(hidden_dropout)
 
     def start(self, context: Context, capacity: int) -> Last:

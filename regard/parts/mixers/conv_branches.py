@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.convolve import centred, slide
+from regard.bases.convolve import centered_conv, conv_step
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
 from regard.ops.activation import activation as activate
-from regard.schema import fit
+from regard.schema import check_arguments
 
 
 class Recent(NamedTuple):
@@ -55,11 +55,11 @@ class Filter(nn.Module):
 
     def step(self, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """x (batch, time, channels) after the inputs `before` it -> outputs, and the inputs before the next step."""
-        y, after = slide(self.kernel, x, before, context)
+        y, after = conv_step(self.kernel, x, before, context)
         return self._leave(y), after
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self._leave(centred(self.kernel, x, context))
+        return self._leave(centered_conv(self.kernel, x, context))
 
     def _leave(self, y: Tensor) -> Tensor:
         return self.activate(y if self.map is None else self.map(y))
@@ -159,7 +159,7 @@ class ConvBranches(Mixer[Recent]):
 
 
 def _filter(name: str, table: dict, channels: int, width: int) -> Filter:
-    return Filter(**fit(Filter, table, {"channels": channels, "width": width}, name))
+    return Filter(**check_arguments(Filter, table, {"channels": channels, "width": width}, name))
 
 
 def _fill(x: Tensor, channels: int) -> Tensor:

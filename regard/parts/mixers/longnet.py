@@ -20,7 +20,7 @@ from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
 from regard.ops.join import merge
 from regard.pattern.algebra import Both, cycle
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.schema import name_of
 
 
@@ -68,7 +68,7 @@ class LongNet(MultiHead):
         whole = branches[0]
         for branch in branches[1:]:
             whole = whole | branch
-        lost = blind(whole, 2 * max(segments))
+        lost = first_blind_query(whole, 2 * max(segments))
         if lost is not None:
             raise UserError(
                 f"segments {segments} with rates {rates} leave position {lost} with nothing to see: let a "
@@ -165,12 +165,12 @@ class Apart(Attend):
             if isinstance(see.pattern, Both) and see.pattern.one is self.whole:  # the batch adds a pattern of its own
                 branch = branch & see.pattern.two
             there = see._replace(pattern=branch)
-            parts.append(blocks.partly(q, k, v, there, position.inner, plain, drop))
+            parts.append(blocks.attend_partially(q, k, v, there, position.inner, plain, drop))
         return merge(parts, self.learned).y
 
     def _pays(self, q: Tensor, see: AttentionMask, score: Score) -> bool:
         if self.weights.watched or not score.is_dot or not see.from_start or self.kernel not in ("auto", "blocks"):
             return False
-        least = blocks.LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
+        least = blocks.MIN_LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
         constant = not self.learned and torch.is_grad_enabled()
         return self.kernel == "blocks" or constant or q.shape[2] >= least

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.core import Context, Cost, Growth, Mixer, Norm, Tap, UserError, part
 from regard.ops import lsh
 
@@ -168,7 +168,7 @@ class Lsh(Mixer[Hashed]):
             raise UserError("with cut = 'chunks' what a position sees depends on later ones, so this lsh does not step")
         self._check(context)
         known = max(context.last_position + 1, 1)
-        state = Hashed(*(grown(tensor, known) for tensor in state))
+        state = Hashed(*(grow_slots(tensor, known) for tensor in state))
         room = state.keys.shape[1] - 1
         q, k, v = self.prepared(x)
         buckets = self.hashed(q).int()

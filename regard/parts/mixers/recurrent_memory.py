@@ -174,6 +174,6 @@ def choose(rows: Tensor, one: Any, two: Any) -> Any:
     if one is None:
         return None
     if isinstance(one, Cache):  # one that rows were selected from may be shorter
-        one, two = one.widen(two.room), two.widen(one.room)
+        one, two = one.widen(two.capacity), two.widen(one.capacity)
     parts = [choose(rows, *pair) for pair in zip(one, two, strict=True)]
     return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.multihead import MultiHead
 from regard.core import (
     Context,
@@ -151,7 +151,7 @@ class Yoco(Mixer[Once]):
 
     def step(self, x: Tensor, state: Once, context: Context) -> tuple[Tensor, Once]:
         count = max(context.last_position, 0) + 1
-        keys, values = grown(state.keys, count), grown(state.values, count)
+        keys, values = grow_slots(state.keys, count), grow_slots(state.values, count)
         room = keys.shape[1] - 1
         h, first = self.first.step(x, state.first, context)
         k, v = self.cached(h, context.positions, context.valid)
