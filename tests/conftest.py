@@ -44,7 +44,7 @@ def seeded():
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(build, "SMALL", 1)  # all work is for all cores
+    monkeypatch.setattr(build, "MIN_PARALLEL_WORK", 1)  # all work is for all cores
     yield request.param
     torch.set_num_threads(before)
 

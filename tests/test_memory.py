@@ -46,6 +46,6 @@ def test_a_limit_of_the_process_counts(monkeypatch):
 
 
 def test_bytes_are_told_in_units_that_are_read():
-    assert [memory.in_bytes(n) for n in (0, 999, 1234, 5 * 10**9, 10**30)] == [
+    assert [memory.format_bytes(n) for n in (0, 999, 1234, 5 * 10**9, 10**30)] == [
         "0 bytes", "999 bytes", "1.2 kB", "5.0 GB", "1,000,000,000,000.0 EB",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Softmax attention: one function, the kernel chosen for the case at hand or forced.
+"""Softmax attention as a module, which chooses the kernel for each call unless one is given.
 
 out = softmax(q k^T + bias, over the keys that the pattern allows) v
 """
@@ -41,36 +41,38 @@ class Attend(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        see: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         plain: Tensor | None = None,
     ) -> Tensor:
-        """q and k are as `score` and `position` left them; `plain` is the query for biases that ask."""
+        """q and k are the outputs of `score` and `position`; `plain` is the query for biases that need one."""
         drop = self.dropout if self.training else 0.0
-        kernel = self.choose(q, k, see, score, position, drop)
+        kernel = self.choose(q, k, mask, score, position, drop)
         plain = q if plain is None else plain
         if kernel == "reference":
-            return reference.attend(q, k, v, see, score, position, plain, drop, self.weights)
-        if kernel != "sdpa" and torch.is_autocast_enabled(q.device.type):  # which knows nothing of our own kernels
+            return reference.attend(q, k, v, mask, score, position, plain, drop, self.weights)
+        if kernel != "sdpa" and torch.is_autocast_enabled(
+            q.device.type
+        ):  # autocast does not convert the inputs of our own kernels
             q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
         how = {"sdpa": dense, "blocks": blocks, "flex": flex}[kernel]
-        return how.attend(q, k, v, see, position, plain, drop)
+        return how.attend(q, k, v, mask, position, plain, drop)
 
     @property
-    def usual(self) -> bool:
-        """Whether nobody watches, and nobody asked for a kernel in particular."""
+    def is_default(self) -> bool:
+        """Whether the tap is not watched and no other kernel than sdpa was chosen."""
         return self.kernel in ("auto", "sdpa") and not self._modules["weights"].watchers  # type: ignore[union-attr]
 
-    def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
-        """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
-        weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
+    def choose(self, q: Tensor, k: Tensor, mask: AttentionMask, score: Score, position: Position, drop: float) -> str:
+        """Return the kernel for this call. A watched tap, a score that is not a dot product and a position with an
+        output bias need explicit weights, whatever kernel was given; steps after the first use sdpa."""
         if self.weights.watched or not score.is_dot or position.acts("output_bias"):
             return "reference"
-        if see.row_owner is not None:
+        if mask.row_owner is not None:
             return "sdpa"
         if self.kernel in ("reference", "sdpa"):
             return self.kernel
         if self.kernel == "auto":
-            return "blocks" if blocks.pays(q.shape[2], q.device, see, position, drop) else "sdpa"
-        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].can(see) else "sdpa"
+            return "blocks" if blocks.is_faster(q.shape[2], q.device, mask, position, drop) else "sdpa"
+        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].supports(mask) else "sdpa"

@@ -11,12 +11,12 @@ from .app import AsJson, app, dump
 def doctor(as_json: AsJson = False) -> None:
     """Report what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help."""
     from regard.doctor import examine
-    from regard.memory import in_bytes
+    from regard.memory import format_bytes
 
     found = examine()
     if as_json:
         return dump(found)
-    found["machine"]["memory"] = in_bytes(found["machine"]["memory"])
+    found["machine"]["memory"] = format_bytes(found["machine"]["memory"])
     advice = found.pop("advice")
     for section, facts in found.items():
         typer.secho(section, bold=True)

@@ -24,7 +24,7 @@ from regard.errors import nearest, short
 from regard.files import recipe as recipes
 from regard.files.paths import copy_files, must_be_new
 from regard.files.reading import check_type
-from regard.memory import must_fit, stacks
+from regard.memory import check_fits_memory, stacks
 from regard.runs.folder import load_tokenizers, read_run_json
 from regard.runs.session import session
 
@@ -88,7 +88,7 @@ def import_model(source: Path, target: Path, pickle: bool, tick: Tick) -> Conver
     _check_tensors(folder, family, config, rules, model)
     ours = {name: (rule, k) for rule in rules for k, name in enumerate(map(model.canonical.__getitem__, rule.ours))}
     plan = {name: TensorInfo(shape, folder.info[ours[name][0].theirs].dtype) for name, shape in model.shapes.items()}
-    must_fit("its largest tensor", max(map(size_of, folder.info.values()), default=0))
+    check_fits_memory("its largest tensor", max(map(size_of, folder.info.values()), default=0))
     tokenizers = tokenizers_of(folder, config)
     too_many = max((one.size for one in tokenizers), default=0)
     vocab = recipe["vocab"] if isinstance(recipe["vocab"], int) else max(recipe["vocab"])

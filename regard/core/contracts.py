@@ -90,8 +90,7 @@ class Position(nn.Module):
         return None
 
     def rotary_tables(self, context: Context, dtype: torch.dtype) -> RotaryTables | None:
-        """Return the rotation in a step of one position, where rotating queries and keys is all it does; otherwise
-        None."""
+        """Return the rotation in a step of one position, where rotating queries and keys is all it does; or None."""
         return None
 
     def flops(self, queries: int, keys: int, pairs: float) -> int:
@@ -104,8 +103,7 @@ class Position(nn.Module):
         return getattr(type(self), method) is not getattr(Position, method)
 
     def for_layer(self) -> "Position":
-        """Return the position for one more layer of a stack that shares it: itself, unless some weights are per
-        layer."""
+        """Return the position for one more layer that shares it: itself, unless some weights are per layer."""
         return self
 
 
@@ -196,8 +194,7 @@ class Embed(nn.Module):
         return tokens.shape[0], tokens.shape[1]
 
     def add_position(self, x: Tensor, context: Context) -> Tensor:
-        """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and the projection to the
-        width."""
+        """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and projection."""
         at = context.positions[:1] if context.from_start else context.positions
         return self.up(self.drop(self.norm(self.position.embed(x, at), context.valid)))
 

@@ -109,8 +109,7 @@ class Mixer(Steps, Generic[S]):
         return Growth("n·d²", "1", "∞")
 
     def value_path(self) -> Iterator[Tensor]:
-        """Yield the weights on the path of values from input to output, which wirings such as DeepNorm scale at
-        initialization."""
+        """Yield the weights between input values and output, which DeepNorm scales at initialization."""
         return iter(())
 
 

@@ -223,8 +223,7 @@ class Model(nn.Module):
         return state.of_rows(rows, self.stack.reorder(state.layers, rows))
 
     def _with_free_buffers(self, state: State) -> State:
-        """Return the state, or a copy, whose buffers may be written after its positions without harm to other
-        states."""
+        """Return the state, or a copy, whose buffers may be written without harm to other states."""
         version, history = state.version, state.version.history
         if history.given_up:
             raise UserError(
@@ -257,9 +256,7 @@ class Model(nn.Module):
         """Return a function like `logits` for some tokens (n,) alone: (rows, n)."""
         projection = self.output_projection()
         if projection is None:
-            raise UserError(
-                "this model's logits are not one matrix product, so they cannot be made for some tokens alone"
-            )
+            raise UserError("this model's logits are not one matrix product, so no tokens can be left out")
         before, table, bias = projection
         table, bias = table[tokens], None if bias is None else bias[tokens]
         return lambda x: linear(before(x), table, bias)
@@ -291,9 +288,7 @@ class Model(nn.Module):
         """
         batch, time = self.embed.extent(tokens)
         if not isinstance(state, State):
-            raise UserError(
-                f"a step continues from a state that `start` or `step` returned, not from {type(state).__name__}"
-            )
+            raise UserError(f"a step needs a state that `start` or `step` returned, not {type(state).__name__}")
         if state.lengths.shape[0] != batch:
             raise UserError(f"a state of {state.lengths.shape[0]} rows cannot continue with a batch of {batch}")
         if valid is not None:
@@ -302,9 +297,7 @@ class Model(nn.Module):
         if time == 0:
             return self.embed(tokens, context).new_zeros(batch, 0, self.stack.width), context, state
         if self.limit is not None and context.last_position >= self.limit:
-            raise UserError(
-                f"the model's positions reach {self.limit}; position {context.last_position} is beyond them"
-            )
+            raise UserError(f"position {context.last_position} is beyond the model's {self.limit} positions")
         state = self._with_free_buffers(state)
         try:
             x, layers = (step_stack or self.stack.step)(self.embed(tokens, context), state.layers, context)
@@ -360,9 +353,7 @@ class Model(nn.Module):
 
     def _check_can_step(self) -> None:
         if self.head.pools:
-            raise UserError(
-                "this model's head gives one output per sequence, so it does not step; call it on whole sequences"
-            )
+            raise UserError("this model gives one output per sequence, so it does not step; call it on whole ones")
         if not self.stack.streams or not self.head.streams:
             raise UserError("this model looks ahead, so it does not step; call it on whole sequences")
 

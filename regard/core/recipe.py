@@ -12,8 +12,8 @@ from safetensors.torch import load_model, save_model
 from regard.errors import UserError, in_one_line, short
 from regard.files.paths import check_files
 from regard.files.recipe import Recipe, choose, display_name, load
-from regard.memory import Undrawn, in_bytes, model_bytes, must_fit
-from regard.schema import SIZES, fit, make
+from regard.memory import SkipInit, check_fits_memory, format_bytes, model_bytes
+from regard.schema import SIZES, check_arguments, make
 
 from .model import Model
 from .towers import Towers
@@ -36,7 +36,7 @@ def build(
         if "vocab" not in made:
             raise UserError("which vocabulary size? Give vocab=...")
         _check_vocab(made["vocab"])
-        must_fit("the model that it describes", model_bytes(made, _assemble))
+        check_fits_memory("the model that it describes", model_bytes(made, _assemble))
         model = _assemble(made)
     except UserError as error:
         raise error.of("" if isinstance(recipe, dict) else display_name(recipe)) from error.__cause__
@@ -55,7 +55,7 @@ def _assemble(recipe: Recipe) -> Any:
     """Build a Model, or Towers where the recipe's kind says so."""
     inherited = {"vocab": recipe["vocab"]}
     kind = Towers if recipe["model"].get("kind") == "towers" else Model
-    fit(kind, recipe["model"], inherited, "model")  # its messages name [model] already
+    check_arguments(kind, recipe["model"], inherited, "model")  # its messages name [model] already
     try:
         return make(kind, recipe["model"], inherited, "model")
     except UserError as error:
@@ -81,8 +81,8 @@ def check_weights_size(recipe: Path, weights: Path) -> None:
     size = model_bytes(made, _assemble) if "vocab" in made else 0
     if size > MAX_COMPRESSION * stored:
         raise UserError(
-            f"describes a model of {in_bytes(size)}, and {short(weights)} holds {in_bytes(stored)}: they do not belong "
-            "together",
+            f"describes a model of {format_bytes(size)}, and {short(weights)} holds {format_bytes(stored)}: they do "
+            "not belong together",
             file=short(recipe),
         )
 
@@ -96,7 +96,7 @@ def restore(folder: str | Path, device: str = "cpu") -> Model:
             raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
     weights = folder / "model.safetensors"
     check_weights_size(folder / "recipe.toml", weights)
-    with Undrawn():
+    with SkipInit():
         model = build(folder / "recipe.toml")
     try:
         load_model(model, str(weights), device=device)

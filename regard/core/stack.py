@@ -74,8 +74,7 @@ class Wiring(nn.Module):
         raise NotImplementedError
 
     def norms_around(self, index: int) -> tuple[Norm | None, Norm | None] | None:
-        """Return the norms (before, after) where a branch is applied as x <- after(x + f(before(x))); otherwise
-        None."""
+        """Return the norms (before, after) where a branch is applied as x <- after(x + f(before(x))); or None."""
         return None
 
     def leave(self, stream: Stream, norm: Norm, context: Context) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.schema import fit, make
+from regard.schema import check_arguments, make
 
 from .model import Model
 
@@ -86,7 +86,7 @@ def models_in(model: Model | Towers) -> dict[str, Model]:
 
 def _tower(side: str, table: dict, vocab: int) -> Model:
     try:
-        fit(Model, table, {"vocab": vocab}, side)
+        check_arguments(Model, table, {"vocab": vocab}, side)
         model = make(Model, table, {"vocab": vocab}, side)
     except UserError as error:
         raise error.inside(side) from error.__cause__

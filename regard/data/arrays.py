@@ -11,7 +11,7 @@ import numpy as np
 from regard.core import UserError
 from regard.errors import in_one_line, short
 from regard.files.reading import npy_bytes
-from regard.memory import must_fit
+from regard.memory import check_fits_memory
 
 BROKEN = (
     OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError,
@@ -23,7 +23,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays by name. Arrays of Python objects, which would be unpickled, are refused."""
     try:
         with zipfile.ZipFile(path) as archive:
-            must_fit(f"{short(path)}, unzipped,", sum(member.file_size for member in archive.infolist()))
+            check_fits_memory(f"{short(path)}, unzipped,", sum(member.file_size for member in archive.infolist()))
             for member in archive.infolist():
                 _check_size(archive, member)
         with np.load(path, allow_pickle=False) as arrays:

@@ -23,7 +23,7 @@ from torch import Tensor
 from regard.core import UserError
 from regard.errors import in_one_line, nearest, short, shown
 from regard.files.reading import check_type
-from regard.schema import fit
+from regard.schema import check_arguments
 
 RESAMPLE = {name.lower(): kind for name, kind in Image.Resampling.__members__.items()}  # as Pillow numbers them
 MODES = {1: "L", 3: "RGB"}
@@ -80,7 +80,7 @@ class ImageProcessor:
     @classmethod
     def read(cls, table: dict[str, Any]) -> ImageProcessor:
         """Return the processor that run.json describes; unknown keys are refused."""
-        return cls(**fit(cls, table, {}, "images"))
+        return cls(**check_arguments(cls, table, {}, "images"))
 
     def table(self) -> dict[str, Any]:
         return asdict(self)

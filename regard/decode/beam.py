@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import UserError, select
-from regard.native.decode import likeliest as best_words
+from regard.native.decode import top_k as best_words
 from regard.native.matmul import pack_matrix
 from regard.ops.cross_entropy import LOG2_E
 from regard.ops.dispatch import inference_kernels

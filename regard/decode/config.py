@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.core import UserError
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .beam import EARLY_STOPPING, beam
 from .result import Hypothesis, Request, Stepper
@@ -117,7 +117,7 @@ class DecodeConfig:
         DEFAULT_SAMPLING is dropped as a whole where the table chooses a strategy."""
         if not isinstance(table, dict):
             raise UserError(f"[decode] is a table of settings, such as beam = 5, not {table!r}")
-        table = fit(cls, table, {}, "decode")
+        table = check_arguments(cls, table, {}, "decode")
         base = base or cls()
         kept = {field.name: getattr(base, field.name) for field in fields(cls)}
         default = {name: getattr(DEFAULT_SAMPLING, name) for name in ("temperature", "top_p", "seed")}

@@ -56,7 +56,7 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], workers: int) ->
             busy[helper.line] = helper, next(waiting)
             helper.send(busy[helper.line][1])
         while busy:
-            ready = wait(list(busy), machine.LOOK_EVERY)
+            ready = wait(list(busy), machine.POLL_SECONDS)
             for helper, _ in busy.values() if not ready else ():
                 helper.check()
             for line in ready:

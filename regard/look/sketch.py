@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.core import Model, Position, Stack, Towers, UserError, build
 from regard.files.recipe import Recipe
-from regard.memory import Weightless
+from regard.memory import MetaWeights
 
 SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}  # tables in [model], by kind
 
@@ -16,7 +16,7 @@ SIDES = {"encoder-decoder": ("encoder", "decoder"), "towers": ("image", "text")}
 def build_without_weights(recipe: Recipe) -> Model:
     """Build the model of a recipe without weights; with weights if a part needs their values to be built."""
     try:
-        with Weightless():
+        with MetaWeights():
             return build(recipe)
     except UserError as error:
         if error.__cause__ is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.core import UserError
 from regard.errors import nearest
-from regard.schema import fit
+from regard.schema import check_arguments
 
 OPTIMIZERS = ("adam", "adamw", "muon", "adafactor", "sgd")
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
@@ -122,7 +122,7 @@ class Settings:
     @classmethod
     def read(cls, table: dict[str, Any]) -> Settings:
         """Return the settings in a recipe's [train]; unknown keys are refused."""
-        return cls(**fit(cls, table, {}, "train"))
+        return cls(**check_arguments(cls, table, {}, "train"))
 
     @property
     def bounded(self) -> bool:
@@ -133,7 +133,7 @@ class Settings:
         for name in bounds:
             if name not in BOUNDS:
                 raise UserError(f"the end of a run is given in {', '.join(BOUNDS)}, not in '{name}'")
-        checked = fit(type(self), bounds, {}, "train")
+        checked = check_arguments(type(self), bounds, {}, "train")
         return replace(self, **{name: checked.get(name, 0) for name in BOUNDS})
 
     def table(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from regard.decode import DecodeConfig
 from regard.parts.objectives.masked import Masked, MaskingConfig, hidden_states, masked_metrics, token_logits
 from regard.parts.objectives.objective import Objective
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .reader import Reader
 from .task import DEV_TOKENS, Say, Task, Tick
@@ -57,7 +57,9 @@ class Filler(Reader):
         super().__init__(model, source, target, folder, note)
         table = getattr(model, "recipe", {}).get("objective", {})
         self.noise = MaskingConfig(
-            **fit(MaskingConfig, {key: value for key, value in table.items() if key != "part"}, {}, "objective")
+            **check_arguments(
+                MaskingConfig, {key: value for key, value in table.items() if key != "part"}, {}, "objective"
+            )
         )
         self.metrics = metrics_for(self.noise)
 
@@ -179,7 +181,7 @@ class MaskedText(Task):
     default_tokenizer = "wordpiece"
 
     def set_metrics(self, names: Sequence[str]) -> None:
-        self.noise = MaskingConfig(**fit(MaskingConfig, self.objective_args, {}, "objective"))
+        self.noise = MaskingConfig(**check_arguments(MaskingConfig, self.objective_args, {}, "objective"))
         self.loss_metrics = metrics_for(self.noise)  # type: ignore[misc]
         super().set_metrics(names)
 

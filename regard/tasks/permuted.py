@@ -36,7 +36,7 @@ from regard.parts.objectives.permuted import (
 )
 from regard.runs.folder import read_run_json
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .dev import LOSS_METRICS, Dev
 from .run import Run
@@ -109,7 +109,7 @@ class PermutedRun(Run):
         text = np.fromiter(chain.from_iterable([*ids, *mark] for ids in coded), np.int64)
         table = {k: v for k, v in self.model.recipe.get("objective", {}).items() if k != "part"}
         context = Settings.read(self.model.recipe.get("train", {})).context_length
-        orders = eval_orders(text, context, PermutedConfig(**fit(PermutedConfig, table, {}, "objective")))
+        orders = eval_orders(text, context, PermutedConfig(**check_arguments(PermutedConfig, table, {}, "objective")))
         nll, count = permuted_nll(self.model.inner, first_epoch(orders))  # type: ignore[arg-type,union-attr]
         values = {"loss": nll / count, "perplexity": math.exp(min(nll / count, 700))}
         result = {"scores": {name: values[name] for name in metrics}, "signatures": {}, "seconds": {}}
@@ -131,7 +131,7 @@ class PermutedText(Text):
     predictor = PermutedRun
 
     def set_metrics(self, names: Sequence[str]) -> None:
-        self.orderly = PermutedConfig(**fit(PermutedConfig, self.objective_args, {}, "objective"))
+        self.orderly = PermutedConfig(**check_arguments(PermutedConfig, self.objective_args, {}, "objective"))
         super().set_metrics(names)
 
     def check_model(self, model: Model) -> None:

@@ -27,7 +27,7 @@ from regard.decode.rules import compose, merge_ends, suppress
 from regard.decode.shortlist import FILE, Shortlist, ShortlistedModel
 from regard.decode.workers import run_parallel
 from regard.machine import forks, is_tuned
-from regard.memory import machine_memory, must_fit
+from regard.memory import check_fits_memory, machine_memory
 from regard.metrics import BITS
 
 READ_AHEAD = 4096  # texts that are read before they are sorted by length and batched
@@ -323,7 +323,7 @@ class Run:
         state = self.model.cost(1, positions - 1).state
         alone = config.beam * (state + LOGIT_BYTES * self.model.vocab)
         if self.device.type == "cpu":
-            must_fit(f"an answer of {positions:,} positions with a beam of {config.beam:,}", alone)
+            check_fits_memory(f"an answer of {positions:,} positions with a beam of {config.beam:,}", alone)
         if config.max_batch_tokens:
             return max(
                 min(config.max_batch_tokens // (config.beam * positions), machine_memory() // (2 * workers * alone)), 1

@@ -33,7 +33,7 @@ from regard.parts.objectives.span_corruption import (
 )
 from regard.runs.folder import read_run_json
 from regard.runs.settings import Settings
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .dev import LOSS_METRICS, Dev
 from .reader import BUDGET
@@ -124,7 +124,7 @@ class Spans(Text):
     default_tokenizer = "bpe"
 
     def set_metrics(self, names: Sequence[str]) -> None:
-        self.noise = SpanNoise(**fit(SpanNoise, self.objective_args, {}, "objective"))
+        self.noise = SpanNoise(**check_arguments(SpanNoise, self.objective_args, {}, "objective"))
         super().set_metrics(names)
 
     def tokenizer(self, corpus: Corpus, kind: str, tick: Tick, *columns: int) -> Tokenizer:

@@ -13,7 +13,7 @@ from regard.data import Batches, Corpus, CorpusSplit, PreparedDataset, Tokenizer
 from regard.data.prepare import Coder
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.runs.job import Job
 from regard.runs.settings import Settings
 
@@ -43,7 +43,7 @@ def check_patterns(stack: Stack, lengths: Sequence[int]) -> None:
             if not isinstance(pattern, Pattern) or not pattern.fixed or getattr(mixer, "over", "self") != "self":
                 continue
             for length in lengths:
-                blind_position = blind(pattern, length)
+                blind_position = first_blind_query(pattern, length)
                 if blind_position is not None:
                     raise UserError(
                         f"pattern '{pattern}' leaves position {blind_position} of a sequence of {length} with nothing "

@@ -23,7 +23,7 @@ from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.memory import Weightless
+from regard.memory import MetaWeights
 from regard.runs import checkpoint
 from regard.runs.folder import check_device, copy_origin, load_tokenizers, read_run_json
 from regard.runs.job import Job
@@ -164,7 +164,7 @@ class Prepared:
         lines = self.corpus.train
         if isinstance(lines, CorpusSplit) and not self.job.as_published:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
-            with Weightless():
+            with MetaWeights():
                 model = build(self.recipe | {"model": own})
             facts = automatic.gather_facts(self.task, model, lines, self.recipe.get("train", {}), self.given)
             choose = automatic.choose_for_fine_tuning if self.job.origin else automatic.choose_from_scratch

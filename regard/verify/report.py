@@ -12,7 +12,7 @@ from regard.core import Context, Mixer, Model, Norm, Pattern, Place, Position, U
 from regard.core.contracts import Embed, Head, Score
 from regard.errors import in_one_line, nearest, short
 from regard.files.recipe import Recipe
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.schema import BUILT_IN, add_folder, class_in, find
 
 from . import golden, laws
@@ -118,7 +118,7 @@ def _verify_part(contract: type, spec: dict[str, Any], seed: int) -> Iterator[Fi
         given = {key: value for key, value in spec.items() if key != "part"}
         pattern = find(Pattern, spec["part"])(**given)
         yield attempt("keeps", 0.0, lambda: keeps(pattern))
-        if not pattern.fixed or blind(pattern, 23) is not None:
+        if not pattern.fixed or first_blind_query(pattern, 23) is not None:
             return
         spec = pattern
     model = build(_recipe_with(contract, spec))

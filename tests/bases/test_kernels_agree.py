@@ -213,7 +213,7 @@ def test_strides():
 
 def test_masks_made_again(monkeypatch):
     """A plan that is too large to be remembered whole gives the same."""
-    monkeypatch.setattr(layout, "REMEMBERED", 300)
+    monkeypatch.setattr(layout, "MAX_CACHED_PAIRS", 300)
     layout._plan.cache_clear()
     for pattern in ("causal & heads(window(3), stride(4))", "window(5) | global_tokens(1)", "window(4) | stride(5)"):
         assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][0].looks[-1].hidden is None
@@ -331,7 +331,7 @@ def test_joined_parts(learned):
     sees = [case.see._replace(pattern=part(Pattern, text)) for text in ("causal & window(5) & ~window(1)", "stride(4)")]
     sees.append(case.see._replace(pattern=part(Pattern, "causal & ~everything")))
     tensors = [t.requires_grad_() for t in (case.q, case.k, case.v)]
-    parts = [blocks.partly(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
+    parts = [blocks.attend_partially(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
     y = merge(parts, learned).y
     counts = sum(see.pattern.mask(37)[0].double() for see in sees)
     want = (case.q @ case.k.mT + counts.log()).softmax(-1) @ case.v

@@ -40,7 +40,7 @@ feedforward = { part = "mlp", hidden = 48 }
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "added", [])
+    monkeypatch.setattr(parts, "user_folders", [])
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "mine.toml").write_text(MINE)
     return tmp_path

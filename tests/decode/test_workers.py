@@ -52,8 +52,8 @@ def test_who_has_enough_leaves_nobody_behind():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
-    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("regard.machine.MAX_IDLE", 3.0)
+    monkeypatch.setattr("regard.machine.POLL_SECONDS", 0.1)
 
 
 @pytest.fixture(autouse=True)

@@ -262,7 +262,7 @@ def test_onnx_embeds_alike(tmp_path, monkeypatch, capsys):
 
 def exported(folder: Path, target: Path) -> None:
     """As in a process of its own, where nothing has been computed and kept before."""
-    pattern._first_unseen.cache_clear()
+    pattern._first_not_seeing_itself.cache_clear()
     pattern._slots.cache_clear()
     constant.cache_clear()
     assert main(["export", str(folder), str(target), "--to", "onnx"]) == 0

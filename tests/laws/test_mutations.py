@@ -102,7 +102,7 @@ def slot_taken_twice(patch):
 
 def holes_look_real(patch):
     """When batches are joined, the empty slots of the smaller one count as position 0."""
-    patch.setattr(cache, "under", lambda tensors, nothing=0: pad_and_cat(tensors))
+    patch.setattr(cache, "pad_and_cat", lambda tensors, value=0: pad_and_cat(tensors))
 
 
 def sources_mixed_up(patch):
@@ -149,7 +149,7 @@ def long_steps_in_one_piece(patch):
 
 def tables_of_slots_written_in_place(patch):
     """Layers that share a slot table see what an earlier layer wrote for later positions."""
-    patch.setattr(multihead, "with_written", multihead.write)
+    patch.setattr(multihead, "written_copy", multihead.write)
 
 
 def steps_that_drop_nothing(patch):

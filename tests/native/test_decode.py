@@ -111,7 +111,7 @@ def test_what_is_not_a_number_stays_none(known):
 def test_likeliest_words(dtype, rows, words, many, bias, known):
     x, table = torch.randn(rows, 20, dtype=dtype), torch.randn(words, 20, dtype=dtype)
     add = 3 * torch.randn(words, dtype=dtype) if bias else None
-    logs, at = decode.likeliest(known, x, pack_matrix(known, table.T).numbers, add, words, many)
+    logs, at = decode.top_k(known, x, pack_matrix(known, table.T).numbers, add, words, many)
     every = F.linear(x, table, add).log_softmax(-1)
     wanted = every.topk(many, -1)
     near(logs, wanted.values)
@@ -123,14 +123,14 @@ def test_likeliest_words(dtype, rows, words, many, bias, known):
 def test_scores_far_apart(known):
     """Neither overflow nor loss: what is likely is likely wherever the scores lie."""
     x, table = torch.tensor([[1.0], [-1.0]]), torch.tensor([[500.0], [-400.0], [499.0], [0.0]])
-    logs, at = decode.likeliest(known, x, pack_matrix(known, table.T).numbers, None, 4, 2)
+    logs, at = decode.top_k(known, x, pack_matrix(known, table.T).numbers, None, 4, 2)
     assert at.tolist() == [[0, 2], [1, 3]]
     near(logs, torch.tensor([[-math.log1p(math.exp(-1)), -1 - math.log1p(math.exp(-1))], [0.0, -400.0]]))
 
 
 def test_scores_that_are_no_numbers_are_found_out(known):
     table = torch.randn(50, 4)
-    logs, _ = decode.likeliest(known, torch.full((2, 4), torch.nan), pack_matrix(known, table.T).numbers, None, 50, 3)
+    logs, _ = decode.top_k(known, torch.full((2, 4), torch.nan), pack_matrix(known, table.T).numbers, None, 50, 3)
     assert bool(logs.isnan().all())
 
 

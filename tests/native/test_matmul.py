@@ -76,7 +76,7 @@ def test_what_is_not_a_number_stays_where_it_is(known):
 
 
 def test_room_is_kept_and_grows(known, monkeypatch):
-    monkeypatch.setattr(products, "KEPT", 4 * 30 * 40)
+    monkeypatch.setattr(products, "MAX_KEPT", 4 * 30 * 40)
     for deep, wide in ((3, 5), (30, 40), (10, 9), (60, 80)):
         x, p = torch.randn(50, deep), torch.randn(deep, wide)
         near(multiply(known, x, p), x @ p)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.bases.recurrent import Last
+from regard.bases.recurrent import RecurrentState
 from regard.core import Context, Memory, Mixer, Model, Place, UserError, part, select, watch
 from regard.verify import laws
 
@@ -188,7 +188,7 @@ def test_a_watcher_may_replace_the_weights(spec):
         return F.one_hot(torch.ones(weights.shape[:3], dtype=torch.long), weights.shape[3]).to(weights)
 
     def run(memory):
-        finals = (Last(torch.ones(2, 1, 10), None),)
+        finals = (RecurrentState(torch.ones(2, 1, 10), None),)
         return ours(x, Context.begin(2, 4, memory=Memory(memory, final_states=finals)))
 
     other = torch.cat((torch.randn(2, 1, 10), source[:, 1:2], torch.randn(2, 4, 10)), 1)

@@ -208,7 +208,7 @@ def test_a_pass_of_ones_own(tmp_path, monkeypatch):
         "        self.times = times\n\n    def __call__(self, model):\n        for p in model.parameters():\n"
         "            p.data.mul_(0.5**self.times)\n"
     )
-    monkeypatch.setattr("regard.schema.added", [])
+    monkeypatch.setattr("regard.schema.user_folders", [])
     regard.add_folder(tmp_path)
     plain, halved = decoder(), decoder(passes=["bitnet", {"part": "halve", "times": 2}])
     for one, two in zip(plain.parameters(), halved.parameters(), strict=True):

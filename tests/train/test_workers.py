@@ -181,8 +181,8 @@ def test_shared_numbers_are_the_same():
 @pytest.fixture
 def impatient(monkeypatch):
     """Without the two minutes."""
-    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
-    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("regard.machine.MAX_IDLE", 3.0)
+    monkeypatch.setattr("regard.machine.POLL_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize("stopped", [[0], [1], [0, 1]])

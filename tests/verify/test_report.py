@@ -55,7 +55,7 @@ RIGHT = "before[torch.arange(len(x)), context.lengths][:, None]"
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "added", [])
+    monkeypatch.setattr(parts, "user_folders", [])
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "mine.toml").write_text(MINE)
     return tmp_path
@@ -122,12 +122,12 @@ def test_verify_a_part_of_ones_own(mine, capsys):
     wrong = mine / "wrong"
     wrong.mkdir()
     (wrong / "echo.py").write_text(ECHO.replace("{last}", "x[:, -1:]"))  # forgets that rows are ragged
-    parts.added.clear()
+    parts.user_folders.clear()
     text = said(capsys, ["verify", "wrong/echo.py"], 1)
     assert "✗  cuts" in text
     assert "✓  cost" in text
     (mine / "wrong.toml").write_text(MINE.replace('"attention"\n', '"echo"\n', 1))
-    parts.added.clear()
+    parts.user_folders.clear()
     assert "✗  cuts" in said(capsys, ["verify", "wrong.toml", "--parts", "wrong"], 1)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.shift import born, mixed, shift
+from regard.bases.shift import filled_parameter, mixed, shift
 from regard.core import Context, Cost, Dropout, Mixer, Place
 from regard.ops.activation import relu_squared
 
@@ -46,7 +46,7 @@ class ChannelMix(Mixer[Last]):
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.gate = nn.Linear(width, width, bias=bias)
         exponent = 1 - (place.index if place else 0) / depth  # deeper layers take less from the previous position
-        self.mix_into, self.mix_gate = (born((torch.arange(width) / width) ** exponent) for _ in range(2))
+        self.mix_into, self.mix_gate = (filled_parameter((torch.arange(width) / width) ** exponent) for _ in range(2))
         self.drop = Dropout(hidden_dropout)
 
     def start(self, context: Context, capacity: int) -> Last:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.bases.convolve import centred, slide
+from regard.bases.convolve import centered_conv, conv_step
 from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
 from regard.ops.activation import activation as activate
 
@@ -77,15 +77,15 @@ class ConvMlp(Mixer[Tail]):
     def step(self, x: Tensor, state: Tail, context: Context) -> tuple[Tensor, Tail]:
         if not self.streams:
             raise UserError("a convolution with causal = false looks ahead, so it does not step")
-        hidden, first = slide(self.into, x, state.first, context)
-        y, second = slide(self.out, self.drop(self.activate(hidden)), state.second, context)
+        hidden, first = conv_step(self.into, x, state.first, context)
+        y, second = conv_step(self.out, self.drop(self.activate(hidden)), state.second, context)
         return y, Tail(first, second)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.streams:
             return super().forward(x, context)
-        hidden = centred(self.into, x, context)
-        return centred(self.out, self.drop(self.activate(hidden)), context)
+        hidden = centered_conv(self.into, x, context)
+        return centered_conv(self.out, self.drop(self.activate(hidden)), context)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         weights = self.into.weight.numel() + self.out.weight.numel()

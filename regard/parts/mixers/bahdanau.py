@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Last, Look, Source, hold, last_states, watch_whole
+from regard.bases.recurrent import Cells, Look, RecurrentState, Source, keep_column, last_states, watch_after
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap, UserError
 
 
@@ -87,13 +87,13 @@ class Bahdanau(Mixer[Aligned]):
                 now = x[:, t : t + 1]
                 weights = self.look.weigh(hidden[:, None], source) if given is None else given[:, :, t : t + 1]
                 attended = self.look.read(weights, source)  # (batch, 1, memory)
-                y, _ = self.cells(torch.cat((now, attended), -1), Last(hidden[:, None], None))
-                hidden = hold(context, t, y[:, 0], hidden)
+                y, _ = self.cells(torch.cat((now, attended), -1), RecurrentState(hidden[:, None], None))
+                hidden = keep_column(context, t, y[:, 0], hidden)
                 outputs.append(torch.cat((y, attended, now), -1))
                 all_weights.append(weights)
             return torch.cat(outputs, 1), hidden, torch.cat(all_weights, 2)
 
-        y, hidden = watch_whole(self.weights, run)
+        y, hidden = watch_after(self.weights, run)
         if self.readout is not None:
             y = self.readout(y).unflatten(-1, (-1, 2)).amax(-1)
         return y, Aligned(hidden, source)

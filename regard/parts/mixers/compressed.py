@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Score, UserError
 
@@ -187,7 +187,7 @@ class Compressed(MultiHead):
             raise UserError("compressed attention with causal = false needs the whole sequence, so it does not step")
         self._check(context)
         f, begin, rest = self.factor, context.positions[:, :1], state.rest
-        keys, values = (grown(tensor, 1 + (context.last_position + 1) // f) for tensor in state[:2])
+        keys, values = (grow_slots(tensor, 1 + (context.last_position + 1) // f) for tensor in state[:2])
         slots = keys.shape[1] - 2
         merge_inputs = self.merge_inputs(x)
         if self.first_key is None and bool((begin == 0).any()):

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.convolve import centred, slide
+from regard.bases.convolve import centered_conv, conv_step
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
 from regard.ops.activation import activation as activate
-from regard.schema import fit
+from regard.schema import check_arguments
 
 
 class Recent(NamedTuple):
@@ -58,11 +58,11 @@ class Convolution(nn.Module):
     def step(self, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return the outputs for x (batch, time, channels) after the inputs `before` it, and those before the next
         step."""
-        y, after = slide(self.kernel, x, before, context)
+        y, after = conv_step(self.kernel, x, before, context)
         return self._finish(y), after
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self._finish(centred(self.kernel, x, context))
+        return self._finish(centered_conv(self.kernel, x, context))
 
     def _finish(self, y: Tensor) -> Tensor:
         return self.activate(y if self.map is None else self.map(y))
@@ -164,7 +164,7 @@ class ConvBranches(Mixer[Recent]):
 
 
 def _convolution(name: str, table: dict, channels: int, width: int) -> Convolution:
-    return Convolution(**fit(Convolution, table, {"channels": channels, "width": width}, name))
+    return Convolution(**check_arguments(Convolution, table, {"channels": channels, "width": width}, name))
 
 
 def _pad_channels(x: Tensor, channels: int) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.edges import Graph, Neighbours
+from regard.bases.edges import Graph, GraphAttention
 from regard.core import Cost, Pattern, UserError
 
 
-class Gatv2(Neighbours):
+class Gatv2(GraphAttention):
     """dim:     channels of a head; None: width / heads.
     pattern:    which nodes each node may attend to; a batch adds its graph to it.
     join:       the outputs of the heads are concatenated ("concat") or averaged ("mean").

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.gated import ACTIVATIONS, Unit, position_for
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
 from regard.errors import nearest
@@ -99,7 +99,7 @@ class Gau(Mixer[Past]):
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this unit does not step")
         count = context.last_position + 1
-        keys, stored = grown(state.keys, count), grown(state.values, count)
+        keys, stored = grow_slots(state.keys, count), grow_slots(state.values, count)
         last_slot = keys.shape[1] - 1
         at = context.positions
         values, gates, (q, k) = self.unit.enter(x)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.bases import Attend, AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
 from regard.ops.fading import accumulation_dtype, with_ones
@@ -104,7 +104,7 @@ class Infini(Mixer[Past]):
         q, k, v = (m(x).unflatten(-1, (self.heads, self.dim)) for m in (self.q, self.k, self.v))
         made, outputs = turns(context, self.segment), []
         for turn, *own in zip(made, *(cut(t, made) for t in (q, k, v)), strict=True):
-            state = Past(grown(state.keys, turn.end), grown(state.values, turn.end), state.memory)
+            state = Past(grow_slots(state.keys, turn.end), grow_slots(state.values, turn.end), state.memory)
             full = (turn.count > 0) & (turn.begin >= self.segment) & (turn.inside == 0)
             if bool(full.any()):
                 memory = torch.where(full[:, None, None, None], self.absorb(state), state.memory)

@@ -113,7 +113,7 @@ class Longformer(MultiHead):
         k_hubs, v_hubs = (t.gather(2, indices[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (k, v))
         bias = self.position.bias(mask.query_at[:, None, :, None], indices[:, None, None, :], plain)
         hubs = partial_attention(q, k_hubs, v_hubs, ~real[:, None, None, :], bias, drop)
-        y = merge((blocks.partly(q, k, v, others, self.position, plain, drop), hubs)).y
+        y = merge((blocks.attend_partially(q, k, v, others, self.position, plain, drop), hubs)).y
         return y.transpose(1, 2).flatten(-2)
 
     def _global(self, x: Tensor, y: Tensor, mask: AttentionMask, marks: Tensor | None, context: Context) -> Tensor:

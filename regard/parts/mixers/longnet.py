@@ -20,7 +20,7 @@ from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
 from regard.ops.join import merge
 from regard.pattern.algebra import Both, cycle
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.schema import name_of
 
 
@@ -68,7 +68,7 @@ class LongNet(MultiHead):
         union = branches[0]
         for branch in branches[1:]:
             union = union | branch
-        blind_at = blind(union, 2 * max(segments))
+        blind_at = first_blind_query(union, 2 * max(segments))
         if blind_at is not None:
             raise UserError(
                 f"segments {segments} with rates {rates} leave position {blind_at} with nothing to attend to: give a "
@@ -168,12 +168,12 @@ class BranchAttend(Attend):
             if isinstance(mask.pattern, Both) and mask.pattern.one is self.union:  # the batch adds a pattern of its own
                 branch = branch & mask.pattern.two
             branch_mask = mask._replace(pattern=branch)
-            parts.append(blocks.partly(q, k, v, branch_mask, position.inner, plain, drop))
+            parts.append(blocks.attend_partially(q, k, v, branch_mask, position.inner, plain, drop))
         return merge(parts, self.learned).y
 
     def _is_faster(self, q: Tensor, mask: AttentionMask, score: Score) -> bool:
         if self.weights.watched or not score.is_dot or not mask.from_start or self.kernel not in ("auto", "blocks"):
             return False
-        min_length = blocks.LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
+        min_length = blocks.MIN_LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
         constant = not self.learned and torch.is_grad_enabled()
         return self.kernel == "blocks" or constant or q.shape[2] >= min_length

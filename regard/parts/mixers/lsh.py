@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.core import Context, Cost, Growth, Mixer, Norm, Tap, UserError, part
 from regard.ops import lsh
 
@@ -175,7 +175,7 @@ class Lsh(Mixer[LshCache]):
             )
         self._check(context)
         end = max(context.last_position + 1, 1)
-        state = LshCache(*(grown(tensor, end) for tensor in state))
+        state = LshCache(*(grow_slots(tensor, end) for tensor in state))
         last_slot = state.keys.shape[1] - 1
         q, k, v = self.project(x)
         buckets = self.bucket_ids(q).int()

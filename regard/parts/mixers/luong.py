@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Last, Look, Source, check_begin, hold, watch_whole
+from regard.bases.recurrent import Cells, Look, RecurrentState, Source, check_begin, keep_column, watch_after
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap
 from regard.ops.activation import activation as activate
 
@@ -23,7 +23,7 @@ from regard.ops.activation import activation as activate
 class LuongState(NamedTuple):
     """The state of the cells, the vector that is fed back, and the source."""
 
-    last: Last
+    last: RecurrentState
     fed: Tensor | None  # (batch, hidden) the previous attentional vector, None without input feeding
     source: Source
 
@@ -110,7 +110,7 @@ class Luong(Mixer[LuongState]):
             y, weights = self.attentional(h, state.source, given)
             return y, LuongState(last, None, state.source), weights
 
-        return watch_whole(self.weights, run)
+        return watch_after(self.weights, run)
 
     def _feed(
         self, x: Tensor, state: LuongState, fed: Tensor, context: Context, given: Tensor | None
@@ -120,9 +120,9 @@ class Luong(Mixer[LuongState]):
         for t in range(x.shape[1]):
             h, new = self.cells(torch.cat((x[:, t : t + 1], fed[:, None]), -1), last)
             y, weights = self.attentional(h, state.source, None if given is None else given[:, :, t : t + 1])
-            fed = hold(context, t, y[:, 0], fed)
-            cell = None if new.cell is None or last.cell is None else hold(context, t, new.cell, last.cell)
-            last = Last(hold(context, t, new.hidden, last.hidden), cell)
+            fed = keep_column(context, t, y[:, 0], fed)
+            cell = None if new.cell is None or last.cell is None else keep_column(context, t, new.cell, last.cell)
+            last = RecurrentState(keep_column(context, t, new.hidden, last.hidden), cell)
             outputs.append(y)
             all_weights.append(weights)
         return torch.cat(outputs, 1), LuongState(last, fed, state.source), torch.cat(all_weights, 2)

@@ -180,6 +180,6 @@ def where_rows(rows: Tensor, one: Any, two: Any) -> Any:
     if one is None:
         return None
     if isinstance(one, Cache):  # a cache from which rows were selected may be shorter
-        one, two = one.widen(two.room), two.widen(one.room)
+        one, two = one.widen(two.capacity), two.widen(one.capacity)
     parts = [where_rows(rows, *pair) for pair in zip(one, two, strict=True)]
     return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.shift import after, born, mixed, shift
+from regard.bases.shift import filled_parameter, mixed, shift, shifted
 from regard.core import Context, Cost, Growth, Mixer, Place
 from regard.ops.fading import accumulation_dtype
 from regard.ops.scan import max_scan, scan
@@ -50,12 +50,12 @@ class Rwkv4(Mixer[RwkvState]):
         self.out = nn.Linear(hidden, width, bias=bias)
         depth_ratio, exponent = index / max(depth - 1, 1), 1 - index / depth  # as in the paper
         along = (torch.arange(width) / width) ** exponent
-        self.mix_r, self.mix_k, self.mix_v = map(born, (along**0.5, along, along + 0.3 * depth_ratio))
+        self.mix_r, self.mix_k, self.mix_v = map(filled_parameter, (along**0.5, along, along + 0.3 * depth_ratio))
         channel = torch.arange(hidden) / max(hidden - 1, 1)
-        self.decay = born(
+        self.decay = filled_parameter(
             -5 + 8 * channel ** (0.7 + 1.3 * depth_ratio)
         )  # from immediate decay to hundreds of positions
-        self.bonus = born(math.log(0.3) + 0.5 * ((torch.arange(hidden) + 1) % 3 - 1))
+        self.bonus = filled_parameter(math.log(0.3) + 0.5 * ((torch.arange(hidden) + 1) % 3 - 1))
 
     def start(self, context: Context, capacity: int) -> RwkvState:
         batch, like = context.positions.shape[0], self.decay
@@ -76,11 +76,11 @@ class Rwkv4(Mixer[RwkvState]):
         decay, bonus = self.decay.to(k.dtype).exp(), self.bonus.to(k.dtype)
         log_gate = -decay.detach().expand(1, k.shape[1], -1)
         top = max_scan(log_gate, k, state.peak)  # (batch, time, hidden)
-        earlier, peak = after(state.peak, top, context)
+        earlier, peak = shifted(state.peak, top, context)
         weight = (k - top).exp()
         gate = (earlier - top - decay).exp()[:, :, None]
         sums = scan(gate, torch.stack((weight * v, weight), 2), state.sums)  # (batch, time, 2, hidden)
-        old, sums = after(state.sums, sums, context)
+        old, sums = shifted(state.sums, sums, context)
         highest = torch.maximum(earlier, (k + bonus).detach())
         kept, own = (earlier - highest).exp(), (k + bonus - highest).exp()
         mean = (kept * old[:, :, 0] + own * v) / (kept * old[:, :, 1] + own)

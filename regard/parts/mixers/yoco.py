@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.multihead import MultiHead
 from regard.core import (
     Context,
@@ -154,7 +154,7 @@ class Yoco(Mixer[YocoState]):
 
     def step(self, x: Tensor, state: YocoState, context: Context) -> tuple[Tensor, YocoState]:
         count = max(context.last_position, 0) + 1
-        keys, values = grown(state.keys, count), grown(state.values, count)
+        keys, values = grow_slots(state.keys, count), grow_slots(state.values, count)
         last_slot = keys.shape[1] - 1
         h, first = self.first.step(x, state.first, context)
         k, v = self.keys_values(h, context.positions, context.valid)

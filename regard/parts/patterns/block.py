@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Block(Pattern):
     after: int = 0
 
     def __post_init__(self) -> None:
-        whole("block.size", self.size, 1)
-        whole("block.before", self.before, 0)
-        whole("block.after", self.after, 0)
+        check_int("block.size", self.size, 1)
+        check_int("block.before", self.before, 0)
+        check_int("block.after", self.after, 0)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         offset = key_at - query_at // self.size * self.size  # from the start of the query's block

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Comb(Pattern):
     offsets: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        whole("comb.segment", self.segment, 1)
-        whole("comb.rate", self.rate, 1)
+        check_int("comb.segment", self.segment, 1)
+        check_int("comb.rate", self.rate, 1)
         if self.rate > self.segment:
             raise UserError(f"a comb of rate {self.rate} does not fit into segments of {self.segment}: lower the rate")
         if not isinstance(self.offsets, tuple | list) or not self.offsets:
             raise UserError(f"offsets of comb lists where heads begin, such as offsets=(0, 1), not {self.offsets!r}")
         for offset in self.offsets:
-            whole("an offset of comb", offset, 0, most=self.rate - 1)
+            check_int("an offset of comb", offset, 0, most=self.rate - 1)
         object.__setattr__(self, "offsets", tuple(self.offsets))
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Dilated(Pattern):
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        whole("dilated.size", self.size, 1)
-        whole("dilated.rate", self.rate, 1)
+        check_int("dilated.size", self.size, 1)
+        check_int("dilated.rate", self.rate, 1)
         if self.ahead is not None:
-            whole("dilated.ahead", self.ahead, 0)
+            check_int("dilated.ahead", self.ahead, 0)
 
     @property
     def causal(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class First(Pattern):
     count: int
 
     def __post_init__(self) -> None:
-        whole("first.count", self.count, 1)
+        check_int("first.count", self.count, 1)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return torch.broadcast_tensors(key_at < self.count, query_at)[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Fixed(Pattern):
     turns: int = 1
 
     def __post_init__(self) -> None:
-        whole("fixed.every", self.every, 1)
-        whole("fixed.summary", self.summary, 1)
-        whole("fixed.turns", self.turns, 1, most=1024)
+        check_int("fixed.every", self.every, 1)
+        check_int("fixed.summary", self.summary, 1)
+        check_int("fixed.turns", self.turns, 1, most=1024)
         if self.summary * self.turns > self.every:
             raise UserError(f"{self.turns} turns of {self.summary} columns do not fit into a block of {self.every}")
 

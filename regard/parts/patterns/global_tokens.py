@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class GlobalTokens(Pattern):
     at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        whole("global_tokens.count", self.count, 0)
+        check_int("global_tokens.count", self.count, 0)
         if not isinstance(self.at, tuple | list):
             raise UserError(f"at of global_tokens lists positions, such as at=(0, 17), not {self.at!r}")
         for place in self.at:
-            whole("a position in global_tokens.at", place, 0)
+            check_int("a position in global_tokens.at", place, 0)
         if not self.count and not self.at:
             raise UserError("global_tokens needs a count or positions: global_tokens(2) or global_tokens(at=(0, 17))")
         object.__setattr__(self, "at", tuple(self.at))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Last(Pattern):
     of: int
 
     def __post_init__(self) -> None:
-        whole("last.count", self.count, 1)
-        whole("last.of", self.of, 1)
+        check_int("last.count", self.count, 1)
+        check_int("last.of", self.of, 1)
         if self.count > self.of:
             raise UserError(f"the last {self.count} positions of a sequence of {self.of} are more than it has")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Prefix(Pattern):
 
     def __post_init__(self) -> None:
         if not isinstance(self.count, Tensor):
-            whole("prefix.count", self.count, 0)
+            check_int("prefix.count", self.count, 0)
         elif self.count.dim() != 1 or not len(self.count) or self.count.is_floating_point():
             raise UserError(f"count of a prefix is a number or (batch,) whole numbers, not {tuple(self.count.shape)}")
 

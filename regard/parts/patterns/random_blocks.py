@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class RandomBlocks(Pattern):
     of: int | None = None
 
     def __post_init__(self) -> None:
-        whole("random_blocks.count", self.count, 1, most=256)
-        whole("random_blocks.block", self.block, 1)
-        whole("random_blocks.seed", self.seed, 0)
+        check_int("random_blocks.count", self.count, 1, most=256)
+        check_int("random_blocks.block", self.block, 1)
+        check_int("random_blocks.seed", self.seed, 0)
         if self.of is not None:
-            whole("random_blocks.of", self.of, 1)
+            check_int("random_blocks.of", self.of, 1)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         query_block, key_block = query_at.long() // self.block, key_at.long() // self.block

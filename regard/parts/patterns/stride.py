@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Stride(Pattern):
     every: int
 
     def __post_init__(self) -> None:
-        whole("stride.every", self.every, 1)
+        check_int("stride.every", self.every, 1)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return (query_at - key_at) % self.every == 0

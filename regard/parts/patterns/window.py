@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Window(Pattern):
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        whole("window.size", self.size, 1)
+        check_int("window.size", self.size, 1)
         if self.ahead is not None:
-            whole("window.ahead", self.ahead, 0)
+            check_int("window.ahead", self.ahead, 0)
 
     @property
     def causal(self) -> bool:

@@ -21,7 +21,7 @@ from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
 from regard.errors import nearest
 from regard.ops.rotary import angles, frequencies, rotate
-from regard.schema import fit
+from regard.schema import check_arguments
 
 
 class Rotary(Position):
@@ -231,7 +231,7 @@ def _scaling(table: dict) -> Scaling:
         if kind not in SCALINGS:
             raise UserError(f"unknown kind '{kind}'{nearest(str(kind), SCALINGS)}")
         given = {key: value for key, value in table.items() if key != "kind"}
-        made = SCALINGS[kind](**fit(SCALINGS[kind], given, {}, kind))
+        made = SCALINGS[kind](**check_arguments(SCALINGS[kind], given, {}, kind))
         for key in ("factor", "original", "length"):
             if getattr(made, key, 1) <= 0:
                 raise UserError(f"{kind}.{key} must be above 0, not {given[key]}")
