@@ -44,7 +44,7 @@ WRITES = {
     "save_model": RUST,
     "save_file": RUST,
     "Path.write_text": FULL,
-    "sums": FULL,
+    "sha256_sums": FULL,
     "sync": FULL,
     "Path.rename": FULL,
 }
