@@ -120,15 +120,16 @@ ONNX_ENCODER_DECODERS = {
     "relative bias": ("t5", *T5),
 }
 ONNX_DECODERS = {"cache": ("gpt2",), "one token at a time": ("retnet",), "no cache": ("gau",)}
-RAGGED = {  # a model, and whether a step of its graph takes several tokens
+ONE = "model.depth=1"
+RAGGED = {  # a model, and whether a step of its graph takes several tokens; two of them in two layers
     "gpt2": (("gpt2",), True),
-    "rotary": (("llama", "model.layer.0.mixer.kv_heads=1"), True),
-    "alibi": (("alibi",), True),
-    "retnet": (("retnet",), False),
-    "rwkv4": (("rwkv4",), False),
+    "rotary": (("llama", "model.layer.0.mixer.kv_heads=1", ONE), True),
+    "alibi": (("alibi", ONE), True),
+    "retnet": (("retnet", ONE), False),
+    "rwkv4": (("rwkv4", ONE), False),
     "rwkv6": (("rwkv6",), False),
-    "gla": (("gla",), False),
-    "deltanet": (("deltanet",), False),
+    "gla": (("gla", ONE), False),
+    "deltanet": (("deltanet", ONE), False),
 }
 
 
