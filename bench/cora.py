@@ -1,9 +1,9 @@
-"""Graph attention on Cora: GAT and GATv2 by their recipes, many seeds, beside what was published.
+"""Graph attention on Cora: GAT and GATv2 by their recipes over many seeds, compared with the published figures.
 
-    python bench/cora.py --write          about ten minutes on one core; stopped, it goes on where it was
+    python bench/cora.py --write          about ten minutes on one core; resumes after an interruption
 
-Data: ../shared/data/planetoid-cora, the split of Yang et al. 2016: 140 nodes to learn from, 500 to choose by, 1,000 to
-be tested on. The model with the smallest loss on the dev nodes is the one that is tested.
+Data: ../shared/data/planetoid-cora, the split of Yang et al. 2016: 140 training, 500 dev and 1,000 test nodes. The
+model with the lowest loss on the dev nodes is tested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PUBLISHED = {"gat": "83.0 ± 0.7 (Veličković et al. 2018)", "gatv2": "—"}
 
 
 def one(recipe: str, seed: int, folder: Path, threads: int) -> tuple[float, float]:
-    """Test accuracy, and minutes."""
+    """Return test accuracy and minutes."""
     run = folder / f"{recipe}-{seed}"
     if not (run / "model.safetensors").exists():
         data = str(results.data("planetoid-cora"))

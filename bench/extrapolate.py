@@ -1,11 +1,11 @@
-"""Train short, test long: decoders that differ in their positions alone, trained on sequences of 128 characters and
+"""Train short, test long: decoders that differ only in their positions, trained on sequences of 128 characters and
 tested on longer ones.
 
     python bench/extrapolate.py --minutes 10 --write
     python bench/extrapolate.py --only ALiBi,sinusoidal --minutes 3
 
-Data: ../shared/data/tinyshakespeare, the first 90 % to learn from; the rest, all of it, is read in windows of each
-length side by side, so that every character is asked for once, whatever the length.
+Data: ../shared/data/tinyshakespeare, the first 90 % for training; the rest is read in adjacent windows of each length,
+so that every character is predicted once at every length.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def train(name: str, run: Path, minutes: float, threads: int, texts: tuple[Path,
 
 
 def test(run: Path, dev: Path) -> list[float]:
-    """The perplexity at each length. A run's context is a setting, and so it can be another one now."""
+    """Return the perplexity at each length, by changing the run's context length."""
     loaded = regard.load(run)
     told: dict[str, Any] = loaded.model.recipe  # type: ignore[assignment]
     found = []
@@ -119,8 +119,8 @@ def main() -> None:
     head = ["positions", "steps", *(f"at {length}" for length in LENGTHS), "512 over 128"]
     text = [
         f"- {results.conditions(given.threads)} Tiny Shakespeare by characters, size tiny, context {TRAINED}, seed 1.",
-        "- Perplexity of a character on the last tenth; longer windows leave fewer characters without a past.",
-        "- Adam moves a number by about the learning rate a step, and T5's biases begin at nothing: they take longer.",
+        "- Perplexity of a character on the last tenth; with longer windows, fewer characters lack a context.",
+        "- Adam changes a parameter by about the learning rate per step: T5's biases, initially zero, take longer.",
         "",
         *results.table(head, rows),
         "",

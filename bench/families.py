@@ -1,10 +1,10 @@
-"""Five ways to learn a language from plain text, each for the same few minutes from scratch, and Transformer-XL read
-with a memory longer than it was trained with.
+"""Five pretraining objectives on plain text, each trained from scratch for the same few minutes, and Transformer-XL
+evaluated with a longer memory than it was trained with.
 
     python bench/families.py --minutes 4 --write
 
-Data: ../shared/data/tinyshakespeare, byte-pair pieces. Their losses ask for different things (the next token, hidden
-tokens, hidden spans, tokens in any order), so each curve stands for itself.
+Data: ../shared/data/tinyshakespeare, BPE. The losses are of different targets (the next token, masked tokens, masked
+spans, tokens in any order), so the curves cannot be compared with each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(name: str, run: Path, minutes: float, threads: int, texts: tuple[Path,
 
 
 def memories(run: Path, dev: Path) -> list[list[str]]:
-    """Transformer-XL's loss on the dev text for several memories."""
+    """Return Transformer-XL's loss on the dev text for several memory lengths."""
     rows = []
     for memory in (0, MEMORY, 2 * MEMORY, 4 * MEMORY):
         told = runs.evaluate(run, "--data", str(dev), "--metric", "loss", "--memory", str(memory))

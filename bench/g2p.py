@@ -1,12 +1,12 @@
-"""Spelling to pronunciation on the CMU dictionary, beside the package g2p_en on the same words.
+"""Spelling to pronunciation on the CMU dictionary, compared with the package g2p_en on the same words.
 
-    python bench/g2p.py --write          three hours on two cores; stopped, it goes on where it was
+    python bench/g2p.py --write          three hours on two cores; resumes after an interruption
 
-A model as that of `regard demo --full` on one core; when it has learned for a while, a second one branches off on the
-other core, with another seed and the rate high once more; when it is done, a third one goes on from it in the same way,
-with more dropout; then all answer together. Data: ../shared/data/cmudict-g2p.
-Stress is left out, and a word counts as right if it matches any of its listed pronunciations. g2p_en answers by its
-network alone, which has learned from the whole dictionary, test words included.
+The first model is that of `regard demo --full`, on one core. After a while, a second one branches off on the other
+core, with another seed and a new learning rate schedule; a third one continues from the second in the same way, with
+more dropout; then all three are an ensemble. Data: ../shared/data/cmudict-g2p.
+Stress is left out, and an answer is correct if it matches any of the listed pronunciations. g2p_en answers by its
+network alone, which was trained on the whole dictionary, test words included.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -24,7 +24,7 @@ import results
 import runs
 from regard.demo import FULL
 from regard.metrics import measure
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 
 SEARCH = ("--beam", "5", "--length-penalty", "1.2", "--early-stopping", "never")  # chosen on dev
 AGAIN = {"train.lr": 0.003, "train.warmup": 100}  # of those that begin with another's weights
@@ -32,7 +32,7 @@ METRICS = ("sequence_error", "token_error")
 
 
 def tables(folder: Path) -> Path:
-    """The data without stress, each pronunciation once."""
+    """Write the data without stress, each pronunciation once."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "dev", "test"):
         lines = (line.split("\t") for line in runs.lines_of(results.data(f"cmudict-g2p/{part}.tsv.gz")))
@@ -42,7 +42,7 @@ def tables(folder: Path) -> Path:
 
 
 def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
-    """g2p_en's pronunciations without stress, and words per second."""
+    """Return g2p_en's pronunciations without stress, and words per second."""
     from g2p_en import g2p
 
     g2p.cmudict = SimpleNamespace(dict=dict)  # no dictionary to look up: its network answers
@@ -53,7 +53,7 @@ def answers_of_peer(words: list[str]) -> tuple[list[str], float]:
 
 
 def learn(run: Path, data: Path, minutes: float, *begin: str, **own: float) -> None:
-    """One of them, on one core. begin: with what."""
+    """Train one model on one core. begin: the arguments that name a recipe or a run to begin with."""
     shared = {name: value for name, value in FULL.items() if "--from" not in begin or name.startswith("train.")}
     settings = shared | (AGAIN if "--from" in begin else {}) | own
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -88,7 +88,9 @@ def main() -> None:
         first.result()
     asked = [word for name in METRICS for word in ("--metric", name)]
     asked += ["--data", str(data / "test.tsv"), "--any-reference", *SEARCH]
-    words, references = gather([tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True)
+    words, references = group_references(
+        [tuple(line.split("\t")) for line in (data / "test.tsv").read_text().splitlines()], True
+    )
     rows = []
     together = [word for run in members[1:] for word in ("--ensemble", str(run))]
     for name, run, beside in (*((run.name, run, []) for run in members), ("all together", one, together)):
@@ -105,9 +107,9 @@ def main() -> None:
         f"- {results.conditions(1)}",
         f"- Seeds 2 to 4; {parameters / 1e6:.2f} M parameters each, one core each: {', '.join(learned)}. 'two' begins "
         f"with the weights of 'one' after {given.branch:g} minutes, 'three' with its last ones.",
-        f"- {len(words):,} test words, stress left out, any listed pronunciation right, searched by "
-        f"`{' '.join(SEARCH)}`, which is chosen on dev. Together: by the mean of what they hold likely. "
-        "g2p_en has learned from the test words, too.",
+        f"- {len(words):,} test words, stress left out, any listed pronunciation correct, decoded with "
+        f"`{' '.join(SEARCH)}`, which is chosen on dev. Together: an ensemble that averages probabilities. "
+        "g2p_en was trained on the test words, too.",
         "",
         *results.table(["", "word error", "phoneme error", "words/s"], rows),
     ]

@@ -1,9 +1,9 @@
-"""How fast it goes on with a prompt: GPT-2's smallest size, greedily, beside Hugging Face with the very same weights.
+"""Speed of greedy generation: GPT-2 small compared with Hugging Face with the same weights.
 
     python bench/generate.py --write          ten minutes on two cores
 
-Random weights serve: they cost what learned ones do. For one row, the time of a token after the first one is set beside
-what reading all weights once takes on this machine. Contenders take turns.
+Random weights cost what trained ones do. For one row, the time per token after the first is compared with the time of
+reading all weights once on this machine. Contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -23,7 +23,8 @@ from train import limits
 
 
 def hugging(folder: Path) -> int:
-    """GPT-2 small with random weights. Bytes of what a token reads: all but the table of places, the words once."""
+    """Write GPT-2 small with random weights, and return the bytes that one token reads: all weights but the position
+    table, with the tied embedding counted once."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)

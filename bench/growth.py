@@ -1,17 +1,17 @@
-"""Does cost grow as each system promises? Training and decoding of every recipe that is a decoder or an encoder and has
-a size `tiny`, beside full attention, in one run: time, peak memory and state, and how they grow with the length. Those
-that have full attention as well, or whose attention is here by another name, are left out unless they are asked for; so
-is graph attention, whose neighbours come with a graph.
+"""How cost grows with the length: training and decoding of every decoder and encoder recipe that has a size `tiny`,
+compared with full attention in one run, by time, peak memory and state. Recipes that contain full attention, or whose
+attention is measured under another name, are left out unless they are asked for; so is graph attention, which needs a
+graph.
 
     python bench/growth.py                              prints the tables
-    python bench/growth.py --only local retnet          these, beside full attention
+    python bench/growth.py --only local retnet          these, and full attention
     python bench/growth.py --write                      also into bench/RESULTS.md, and docs/growth.png
-    python bench/growth.py --store growth.json          goes on where a run with the same file was stopped
+    python bench/growth.py --store growth.json          resumes a run with the same file
 
-Each model is as in its size `tiny`, with one layer of each kind that its recipe has and no dropout; numbers are per
-layer. Each length has a fresh process: memory is the most that it held beyond what it held before, by forward and
-backward together. What would take longer than --patience or more than --memory, going by the lengths before, is left
-out. Needs Linux.
+Each model is its size `tiny`, with one layer of each kind that its recipe has and no dropout; figures are per layer.
+Each length is measured in a new process: memory is the peak of forward and backward together, beyond what the process
+held before. Lengths that would take longer than --patience or more than --memory, by extrapolation, are left out.
+Needs Linux.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 
 def contenders(only: list[str] | None) -> dict[str, str]:
-    """Recipes and their kinds, full attention first."""
+    """Return recipes and their kinds, full attention first."""
     kinds = {}
     for name in recipes.names():
         if "tiny" in recipes.sizes(name):
@@ -85,7 +85,7 @@ def contenders(only: list[str] | None) -> dict[str, str]:
 
 
 def prepare(name: str, length: int) -> tuple[Model, int]:
-    """The model for sequences up to `length`, and how many layers it has: one of each kind."""
+    """Return the model for sequences up to `length`, and its number of layers: one of each kind."""
     recipe = load(name, "tiny")
     model = recipe["model"]
     layers = model["layer"] if isinstance(model["layer"], list) else [model["layer"]]
@@ -98,7 +98,7 @@ def prepare(name: str, length: int) -> tuple[Model, int]:
 
 
 def lengthen(table: Any, length: int) -> None:
-    """What is built for a certain length is built for this one: learned positions, Linformer's maps."""
+    """Set the arguments that depend on the length: learned positions, Linformer's projections."""
     for key, value in table.items() if isinstance(table, dict) else enumerate(table):
         if key == "length" and isinstance(value, int):
             table[key] = max(value, length)
@@ -107,9 +107,9 @@ def lengthen(table: Any, length: int) -> None:
 
 
 def learn(model: Model, length: int) -> None:
-    """Forward and backward of one sequence."""
+    """Run forward and backward on one sequence."""
     with losses(model) as more:
-        scores = model(model.embed.draw(1, length))
+        scores = model(model.embed.random_input(1, length))
         (scores.float().square().mean() + more()).backward()
     model.zero_grad()
 
@@ -130,13 +130,13 @@ def probe_training(name: str, length: int, rounds: int) -> dict[str, Any]:
 
 
 def probe_decoding(name: str) -> dict[str, Any]:
-    """Seconds per token and bytes of state, after so many tokens."""
+    """Return seconds per token and bytes of state, after so many tokens."""
     found: dict[str, Any] = {"seconds": {}, "state": {}}
     model, layers = prepare(name, max(PLACES) + 2 * TOKENS)
     model.eval()
     for place in PLACES:
         with torch.inference_mode():
-            tokens = model.embed.draw(1, place + 2 * TOKENS)
+            tokens = model.embed.random_input(1, place + 2 * TOKENS)
             state = model.start(1, place + 2 * TOKENS)
             for begin in range(0, place, FILL):
                 state = model.step(tokens[:, begin : min(begin + FILL, place)], state)[1]
@@ -151,14 +151,14 @@ def probe_decoding(name: str) -> dict[str, Any]:
 
 
 class Store:
-    """What is measured so far, by recipe and length or "decode"; in a file, where one is named."""
+    """The measurements so far, by recipe and length or "decode", in a file where one is named."""
 
     def __init__(self, path: Path | None):
         self.path = path
         self.known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
 
     def measure(self, name: str, what: str, given: argparse.Namespace) -> dict[str, Any]:
-        """What a process of its own finds out, or { "failed": why }."""
+        """Return what a new process measures, or {"failed": why}."""
         key = f"{name} {what}"
         if key not in self.known:
             same = [f"--{option}={getattr(given, option)}" for option in ("rounds", "threads")]
@@ -177,7 +177,7 @@ class Store:
 
 
 class Measured:
-    """All numbers of a run."""
+    """All figures of a run."""
 
     def __init__(self) -> None:
         self.times: Cell = {}
@@ -211,7 +211,7 @@ class Measured:
 
 
 def foresee(cells: Cell, name: str, length: int) -> float:
-    """By the last two lengths that are known; nothing is known of the first."""
+    """Extrapolate from the last two lengths; 0 where there is none."""
     known = sorted((at, value) for (who, at), value in cells.items() if who == name)[-2:]
     if not known:
         return 0.0
@@ -223,13 +223,13 @@ def foresee(cells: Cell, name: str, length: int) -> float:
 
 
 def exponent(cells: Cell, name: str) -> str:
-    """From 4k on, which is where it shows."""
+    """Return the exponent of the growth from 4k on."""
     power = growth({(who, at): value for (who, at), value in cells.items() if at >= 4096}, name)
     return "" if math.isnan(power) else f"n^{power:.2f}"
 
 
 def pays(name: str, kind: str, times: Cell) -> str:
-    """The length from which on it is faster than full attention."""
+    """Return the length from which on it is faster than full attention."""
     lengths = sorted(length for who, length in times if who == name)
     slower = [length for length in lengths if times[name, length] >= times.get((FULL[kind], length), math.inf)]
     faster = [length for length in lengths if length > max(slower, default=0)]
@@ -261,7 +261,7 @@ def decoding_rows(kinds: dict[str, str], found: Measured) -> list[list[str]]:
 
 
 def draw(kinds: dict[str, str], found: Measured) -> None:
-    """docs/growth.png: time per token of training by length, and of decoding by place, both in doubled scales."""
+    """Draw docs/growth.png: time per token of training by length, and of decoding by position, both in log scales."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

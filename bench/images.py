@@ -1,9 +1,9 @@
-"""Small vision transformers from scratch: handwritten digits, and small photographs of ten kinds of things.
+"""Small vision transformers from scratch: handwritten digits, and small photographs of ten classes.
 
-    python bench/images.py --write          a quarter of an hour on two cores; stopped, it goes on where it was
+    python bench/images.py --write          a quarter of an hour on two cores; resumes after an interruption
 
 Data: ../shared/data/mnist and ../shared/data/cifar10-jpeg-subset (1,200 pictures a class instead of 5,000). The test
-parts are the data sets' own; a twentieth of the training part says which checkpoint is best.
+parts are the data sets' own; a twentieth of the training part is the dev set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIGITS = {"model.embed.image": 28, "model.embed.channels": 1}
 
 
 def digits(folder: Path) -> Path:
-    """MNIST as one file of arrays."""
+    """Write MNIST as one file of arrays."""
     path = folder / "mnist.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def digits(folder: Path) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """A number of dimensions in the fourth byte, the dimensions, then bytes."""
+    """Read an IDX file: the number of dimensions in the fourth byte, the dimensions, then bytes."""
     told = gzip.decompress(path.read_bytes())
     count = told[3]
     shape = np.frombuffer(told, ">i4", count, 4)
@@ -55,7 +55,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def photographs(folder: Path) -> Path:
-    """Unpacked: a folder for each class, in train and test."""
+    """Unpack the photographs: a folder for each class, in train and test."""
     if not (folder / "test").exists():
         with zipfile.ZipFile(results.data("cifar10-jpeg-subset/images.zip")) as held:
             held.extractall(folder)

@@ -1,10 +1,10 @@
-"""What attention bought: translation with recurrence and attention (2015) and with attention alone (2017), on the same
-data, in the same batches, for the same time.
+"""From recurrence to attention: translation with recurrence and attention (2015) and with attention alone (2017), on
+the same data, in the same batches, for the same time.
 
     python bench/ladder.py --minutes 25 --write
 
-All are small enough to learn within the time. The Transformer normalises before each branch: as of 2017, after it, it
-needs an hour to learn where to look (bench/multi30k.py gives it that).
+All are small enough to train within the time. The Transformer is pre-norm: post-norm, as in 2017, it needs an hour
+(bench/multi30k.py gives it that).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
         *results.table(head, rows),
     ]
     if given.write:
-        results.write("The ladder: what attention bought", text)
+        results.write("The ladder: from recurrence to attention", text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How long one sentence takes: each is translated by a call of its own, beside CTranslate2 with the very same weights.
+"""Latency: each sentence is translated by a separate call, compared with CTranslate2 with the same weights.
 
     python bench/latency.py --run runs/multi30k --write          five minutes on two cores
 
-The run is the one that bench/multi30k.py trains; where there is none, a quick one of twelve minutes comes first.
-Greedy search and a beam of 4, every contender with one thread and with all; contenders take turns.
+The run is that of bench/multi30k.py; where there is none, a quick one is trained for twelve minutes first. Greedy
+search and a beam of 4, every contender with one thread and with all; contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -25,7 +25,7 @@ from translate import bleu, sources
 
 
 def milliseconds(one: Contender) -> float:
-    """Return the median over the rounds of the time of a sentence."""
+    """Return the median time of a sentence over the rounds, in milliseconds."""
     return 1000 / statistics.median(speeds(one, "sentences"))
 
 

@@ -1,7 +1,7 @@
-"""Do they learn? Every recipe for the same time on the same data as its kind: causal ones write Shakespeare letter by
-letter, encoders tell the sentiment of a sentence, encoder-decoders pronounce words.
+"""Every recipe trained for the same time on the data of its kind: causal ones on Shakespeare by characters, encoders on
+sentiment of sentences, encoder-decoders on pronunciation.
 
-    python bench/learn.py --minutes 3 --write        all of them, some hours; what was done is not done again
+    python bench/learn.py --minutes 3 --write        all of them, some hours; finished runs are not repeated
     python bench/learn.py --only retnet rwkv6
 
 Data: ../shared/data/{tinyshakespeare,sst2,cmudict-g2p}. Sizes are `tiny` with four layers of width 128 where a recipe
@@ -51,7 +51,7 @@ LENGTH = 1024  # at which the state is told
 
 
 class Kind(NamedTuple):
-    """How recipes of one kind are tried."""
+    """The data and settings for recipes of one kind."""
 
     title: str
     metric: str
@@ -82,7 +82,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
 
 
 def kind_of(name: str) -> str | None:
-    """None where a recipe needs data of its own: graphs, images."""
+    """Return the kind of a recipe; None where it needs other data: graphs, images."""
     recipe = recipes.load(name.partition(",")[0], "tiny")
     objective = recipe.get("objective", {}).get("part", "next_token")
     kind = recipe["model"]["kind"]
@@ -93,7 +93,7 @@ def kind_of(name: str) -> str | None:
 
 
 def decode_speed(run: Path, kind: str) -> float | None:
-    """New tokens per second: one prompt and 200 letters, or of some words side by side."""
+    """Return new tokens per second: of one prompt and 200 characters, or of some words in a batch."""
     loaded = load(run)
     if kind == "encoder" or not loaded.model.stack.streams:
         return None

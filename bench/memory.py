@@ -1,10 +1,10 @@
-"""How much memory a large corpus takes: millions of generated pairs, read, split, tokenized, prepared, and trained on.
+"""Memory for a large corpus: millions of generated pairs are read, split, tokenized, prepared and trained on.
 
     python bench/memory.py --write              # 5 million pairs and a minute of training, in a temporary folder
     python bench/memory.py --pairs 200000 --minutes 0.2
 
-The work is done in a process of its own; the peak of resident memory is told, its helpers counted. Pages of the
-prepared file that are mapped into memory count as resident, although the system can take them back at any time.
+The work is done in a new process; the peak of resident memory includes its worker processes. Pages of the prepared file
+that are mapped into memory count as resident, although the system can take them back at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 2.0  # GiB
 
 
 def generate(path: Path, pairs: int, seed: int = 1) -> None:
-    """Sentences of 3 to 10 words, frequent ones first; the target says each in another language, backwards."""
+    """Write pairs of 3 to 10 words from a skewed distribution; the target has other words, in reverse order."""
     rng = np.random.default_rng(seed)
     one, other = (
         np.array([_word(rng, letters) for _ in range(WORDS)], object) for letters in ("aeioutnsrl", "äöüekmpvzx")
@@ -49,12 +49,12 @@ def _word(rng: np.random.Generator, letters: str) -> str:
 
 
 def peak(held: Held) -> float:
-    """GiB of resident memory at the worst moment so far."""
+    """Return the peak of resident memory so far, in GiB."""
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, held.most / 2**10)
 
 
 def work(folder: Path, size: int, budget: int, minutes: float) -> None:
-    """Tells, as JSON, seconds and the peak after preparing and after training."""
+    """Print as JSON the seconds and the peak after preparing and after training."""
     held = Held()
     from regard.machine import tune
     from regard.runs.job import Job

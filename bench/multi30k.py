@@ -1,10 +1,10 @@
 """Transformer-Tiny on Multi30k, English to German, as Wu et al. 2021 (ACL, "Good for Misconceived Reasons") trained it:
-tokenised BLEU 41.02 on test 2016.
+tokenized BLEU 41.02 on test 2016.
 
-    python bench/multi30k.py --write        two hours on two cores; stopped, it goes on where it was
+    python bench/multi30k.py --write        two hours on two cores; resumes after an interruption
 
-Data: ../shared/data/multi30k (lower-cased, Moses tokens, 10,000 joint BPE merges). BLEU is told twice: on tokens, as
-published, and by sacreBLEU on detokenised text against the raw references, without case.
+Data: ../shared/data/multi30k (lowercased, Moses tokens, 10,000 joint BPE merges). BLEU is given twice: on tokens, as
+published, and by sacreBLEU on detokenized text against the raw references, without case.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -22,7 +22,7 @@ import runs
 from regard import load
 from regard.decode import DecodeConfig
 from regard.machine import tune
-from regard.metrics import whole
+from regard.metrics import join_subwords
 
 SETTINGS = {  # their two devices with 4,096 tokens each are one batch of twice as many here
     "train.batch_tokens": 8192,
@@ -61,7 +61,7 @@ def train(run: Path, threads: int, *until: str, settings: dict = SETTINGS) -> No
 
 
 def quick(run: Path, threads: int) -> None:
-    """A run with a BLEU of about 36 on dev, if there is none."""
+    """Train a run with a BLEU of about 36 on dev, if there is none."""
     if not (run / "model.safetensors").exists():
         minutes = 24 / (threads or torch.get_num_threads())
         results.console.print(f"there is no such run: {minutes:.0f} minutes of training come first")
@@ -69,10 +69,10 @@ def quick(run: Path, threads: int) -> None:
 
 
 def detokenised(run: Path, year: str, raw: str) -> tuple[float, str]:
-    """sacreBLEU against the raw text."""
+    """Return sacreBLEU against the raw text."""
     sources, references = runs.lines_of(pieces() / f"test.{year}.en.gz"), runs.lines_of(results.data(f"multi30k/{raw}"))
     join = MosesDetokenizer(lang="de").detokenize
-    answers = [join(whole(found[0].text).split()) for found in load(run).predict(sources, DecodeConfig(beam=5))]
+    answers = [join(join_subwords(found[0].text).split()) for found in load(run).predict(sources, DecodeConfig(beam=5))]
     metric = sacrebleu.BLEU(lowercase=True)
     return metric.corpus_score(answers, [references]).score, str(metric.get_signature())
 

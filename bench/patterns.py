@@ -1,11 +1,11 @@
-"""Is sparse attention linear where it should be? Patterns on the `blocks` kernel, forward and backward, beside torch's
-dense causal kernel and our reference, in one run: time, peak memory, and how both grow with the length.
+"""Sparse attention: patterns on the `blocks` kernel, forward and backward, compared with torch's dense causal kernel
+and the reference kernel in one run: time, peak memory, and how both grow with the length.
 
     python bench/patterns.py                 prints the tables
     python bench/patterns.py --write         and puts them into bench/RESULTS.md
 
-Rounds take turns between the contenders, and the median counts, so that a busy moment hits them all alike. Memory is
-the most that a fresh process held beyond what it held before: inputs, outputs and gradients included. Needs Linux.
+Contenders take turns, and the median counts, so that a busy moment affects all alike. Memory is the peak of a new
+process beyond what it held before: inputs, outputs and gradients included. Needs Linux.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prepare(name: str, length: int, given: argparse.Namespace) -> Callable[[], None]:
-    """Forward and backward of one contender, ready to be called."""
+    """Return a function that runs forward and backward of one contender."""
     kernel, pattern = CONTENDERS[name]
     torch.manual_seed(0)
     shape = (given.batch, length, given.heads, given.dim)
@@ -72,7 +72,7 @@ def joins(name: str, length: int, given: argparse.Namespace) -> bool:
 
 
 def measure_time(given: argparse.Namespace, console: Console) -> Cell:
-    """Median seconds."""
+    """Return median seconds."""
     medians: Cell = {}
     for length in given.lengths:
         runs = {name: prepare(name, length, given) for name in CONTENDERS if joins(name, length, given)}
@@ -91,7 +91,7 @@ def measure_time(given: argparse.Namespace, console: Console) -> Cell:
 
 
 def measure_memory(given: argparse.Namespace, console: Console) -> Cell:
-    """Peak megabytes, each in a process of its own."""
+    """Return peak megabytes, each measured in a new process."""
     peaks: Cell = {}
     for length in given.lengths:
         for name in CONTENDERS:
@@ -118,13 +118,13 @@ def probe(name: str, length: int, given: argparse.Namespace) -> float:
 
 
 def peak() -> float:
-    """Megabytes. Not getrusage's, which in a child begins with its parent's."""
+    """Return the peak in megabytes. Not that of getrusage, which in a child begins with its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def growth(cells: Cell, name: str) -> float:
-    """The exponent e of the best fit of n^e."""
+    """Return the exponent e of the best fit of n^e."""
     known = sorted((length, value) for (who, length), value in cells.items() if who == name)
     if len(known) < 2:
         return float("nan")
@@ -133,7 +133,7 @@ def growth(cells: Cell, name: str) -> float:
 
 
 def rows(given: argparse.Namespace, times: Cell, peaks: Cell) -> list[list[str]]:
-    """One line for each length and contender: time, times as fast as dense, memory, share of the reference's."""
+    """Return a row for each length and contender: time, speed-up over dense, memory, share of the reference's."""
     lines = []
     for length in given.lengths:
         for name in CONTENDERS:
@@ -162,7 +162,7 @@ def shape(given: argparse.Namespace) -> str:
 
 
 def plan_cost(given: argparse.Namespace) -> str:
-    """Who sees whom is derived once for a pattern and a length."""
+    """Return a sentence on the seconds of deriving a pattern's layout, which is done once per length."""
     length, pattern = max(given.lengths), Pattern.parse(CONTENDERS["blocks, BigBird"][1])
     layout._plan.cache_clear()
     begin = time.perf_counter()

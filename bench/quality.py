@@ -1,11 +1,11 @@
-"""How soon it is good: minutes of training until BLEU 35 on Multi30k, English to German, beside Hugging Face's Marian
-in a plain loop.
+"""Time to quality: minutes of training until BLEU 35 on Multi30k, English to German, compared with Hugging Face's
+Marian in a plain loop.
 
     python bench/quality.py --write          two hours on two cores
 
-Both begin with the same weights and see the same batches in the same order, with the same settings; only what dropout
-draws differs. They take turns of some steps, and then the dev set is translated, greedily, by the same code for both,
-off the clock.
+Both begin with the same weights and see the same batches in the same order, with the same settings; only the random
+numbers of dropout differ. They take turns of some steps, after which the dev set is translated greedily by the same
+code for both, off the clock.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -29,7 +29,7 @@ from regard.core import Model
 from regard.data.batches import pad_rows
 from regard.decode import Request, greedy
 from regard.machine import tune
-from regard.metrics import whole
+from regard.metrics import join_subwords
 from train import coded, hugging, numbers, pairs, sentences
 
 SETTINGS = {
@@ -52,20 +52,20 @@ class Point(NamedTuple):
 
 
 class Dev:
-    """A translation task, and how well a model does it."""
+    """The dev set, and the BLEU of a model on it."""
 
     def __init__(self, count: int):
         number = numbers()
         self.names = {i: piece for piece, i in number.items()}
         self.sources = coded(sentences("valid", "en")[:count], number)
-        self.references = [whole(" ".join(line)) for line in sentences("valid", "de")[:count]]
+        self.references = [join_subwords(" ".join(line)) for line in sentences("valid", "de")[:count]]
 
     def bleu(self, model: Model) -> float:
         source, valid = pad_rows(self.sources, PAD)
         with torch.no_grad():
             memory = model.eval().encode(source, valid)
         found = greedy(model, Request.after(START, END, memory, 60))
-        answers = [whole(" ".join(self.names.get(token, "?") for token in one.tokens)) for one in found]
+        answers = [join_subwords(" ".join(self.names.get(token, "?") for token in one.tokens)) for one in found]
         return sacrebleu.corpus_bleu(answers, [self.references], tokenize="none", force=True).score
 
 
@@ -122,7 +122,7 @@ def main() -> None:
     lines = [
         f"- {results.conditions(given.threads)}",
         f"- Transformer-Tiny (4+4 layers, width 128, dropout {DROPOUT}), batches of {BATCH:,} target tokens, Muon and "
-        f"AdamW, rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to nothing at "
+        f"AdamW, learning rate {SETTINGS['lr']} after {SETTINGS['warmup']:,} steps and then down to 0 at "
         f"{SETTINGS['steps']:,}, smoothing {SETTINGS['smoothing']}; {given.count} dev sentences, greedy, every "
         f"{given.turn} steps. Minutes of training alone.",
         "",

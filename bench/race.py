@@ -1,4 +1,4 @@
-"""Contenders side by side: each in a process of its own, taking turns, so that a noisy machine is noisy for all.
+"""Race contenders: each runs in its own process and they take turns, so that noise on the machine affects all alike.
 
 A contender reads lines from its input and answers each with a line of JSON: see peers/worker.py.
 """
@@ -21,8 +21,7 @@ ENVIRONMENTS = Path(__file__).parents[1] / ".venv" / "peers"  # of those that do
 
 
 def environment(name: str, *packages: str) -> Path:
-    """The Python of a peer that has an environment of its own; made when first wanted, or when it wants other
-    packages."""
+    """Return the Python of a peer's own environment, which is made on first use, or when its packages change."""
     python = ENVIRONMENTS / name / "bin" / "python"
     ready = ENVIRONMENTS / name / "ready"
     if not ready.exists() or ready.read_text() != " ".join(packages):
@@ -34,7 +33,7 @@ def environment(name: str, *packages: str) -> Path:
 
 
 class Contender:
-    """name: in the table. script: a file in peers, with its arguments."""
+    """A contender. name: in the table; script: a file in peers, with its arguments."""
 
     def __init__(self, name: str, script: str, *given: str, python: Path | str = sys.executable, threads: int = 0):
         self.name = name
@@ -65,7 +64,7 @@ class Contender:
 
 
 def race(contenders: Sequence[Contender], rounds: int, *words: str) -> None:
-    """All in turn, so many times; the first time is to warm up and does not count."""
+    """Run all in turn, so many times; the first round is a warm-up and does not count."""
     for number in range(rounds + 1):
         for one in contenders:
             told = one.ask("go", *words)
@@ -79,6 +78,6 @@ def speeds(one: Contender, what: str) -> list[float]:
 
 
 def ratios(ours: Contender, other: Contender, what: str) -> str:
-    """How many times as fast, median over the rounds, and from where to where."""
+    """Return the speed ratio: the median over the rounds, the lowest and the highest."""
     found = [a / b for a, b in zip(speeds(ours, what), speeds(other, what), strict=True)]
     return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"

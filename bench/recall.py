@@ -1,15 +1,14 @@
-"""What is remembered across segments? A few facts are hidden in noise and asked for several segments later, where a
-window has long moved on.
+"""Recall across segments: a few facts are hidden in noise and asked for several segments later, beyond the reach of a
+window.
 
     python bench/recall.py                     prints the table
     python bench/recall.py --write             and puts it into bench/RESULTS.md
 
-A fact is a token that says "this key has that value". A sequence is `reach` segments of noise with some facts at random
-places, and then, at the beginning of the next segment, a question for each of their keys in another order: the model
-says the value. Only those answers are learned. All begin with a reach of 0, where the facts stand in the very segment
-that asks, and go one segment further whenever nine answers of
-ten are right, since from afar nothing is learned at first. Tested at the full reach, with draws never seen. Same width,
-depth, batches and minutes for all.
+A fact is a token that means "this key has that value". A sequence is `reach` segments of noise with some facts at
+random positions, followed by a question for each of their keys in another order, to be answered by the value. Only the
+answers are trained on. Training begins with a reach of 0, where the facts are in the segment of the questions, and goes
+one segment further whenever nine answers of ten are right, since nothing is learned from afar at first. Models are
+tested at the full reach on new samples, with the same width, depth, batches and minutes for all.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ ENOUGH = 0.9
 
 
 class Quiz(NamedTuple):
-    """tokens (batch, time), of which the last are the questions; answers (batch, facts) are due there, and far (batch,
-    facts) is how many segments before the question a fact was."""
+    """A batch: tokens (batch, time), of which the last are the questions; answers (batch, facts); and far (batch,
+    facts), the segments between a fact and its question."""
 
     tokens: Tensor
     answers: Tensor
@@ -43,10 +42,10 @@ class Quiz(NamedTuple):
 
 
 def quiz(batch: int, reach: int, segment: int, facts: int, chance: torch.Generator) -> Quiz:
-    """A new one every time: who remembers no fact answers by chance."""
+    """Return a new random batch; a model that remembers nothing answers by chance."""
 
     def some(most: int, count: int) -> Tensor:
-        """(batch, count) different numbers below `most`."""
+        """Return (batch, count) distinct numbers below `most`."""
         return torch.rand(batch, most, generator=chance).argsort(1)[:, :count]
 
     body = reach * segment or segment - facts
@@ -58,7 +57,7 @@ def quiz(batch: int, reach: int, segment: int, facts: int, chance: torch.Generat
 
 
 def contenders(given: argparse.Namespace) -> dict[str, tuple[str, dict[str, object]]]:
-    """A recipe and what is changed in it."""
+    """Return recipes and their changes."""
     segment, hidden = given.segment, 4 * given.width
     plain = {"depth": given.depth, "layer.0.feedforward.hidden": hidden}
     return {
@@ -91,13 +90,13 @@ def make(name: str, given: argparse.Namespace) -> Model:
 
 
 def answer(model: Model, asked: Quiz) -> tuple[Tensor, Tensor]:
-    """The loss of the answers, and which are right: (batch, facts)."""
+    """Return the loss of the answers, and which are right: (batch, facts)."""
     scores = model(asked.tokens)[:, -asked.answers.shape[1] :, :VALUES]
     return F.cross_entropy(scores.flatten(0, 1), asked.answers.flatten()), scores.argmax(-1) == asked.answers
 
 
 def learn(model: Model, given: argparse.Namespace) -> tuple[int, int]:
-    """Steps taken and the reach that it learned at, when the time is over."""
+    """Train until the time is over, and return the steps and the reach."""
     chance = torch.Generator().manual_seed(given.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.98), weight_decay=0.01)
     steps, reach, recent = 0, 0, []
@@ -122,7 +121,7 @@ def learn(model: Model, given: argparse.Namespace) -> tuple[int, int]:
 
 @torch.no_grad()
 def test(model: Model, given: argparse.Namespace) -> list[float]:
-    """The share of right answers by distance, from 1 segment to the full reach."""
+    """Return the share of right answers by distance, from 1 segment to the full reach."""
     chance, right, far = torch.Generator().manual_seed(given.seed + 1), [], []
     model.eval()
     for _ in range(max(given.questions // (given.batch * given.facts), 1)):

@@ -1,4 +1,5 @@
-"""What every bench says: tables on the terminal, sections of bench/RESULTS.md, and on which machine it was."""
+"""What all benchmarks share: tables on the terminal, sections of bench/RESULTS.md, and the description of the
+machine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ console = Console()
 
 
 def data(name: str) -> Path:
-    """A data set beside the project; without it, the bench ends here."""
+    """Return the path of a data set beside the project; exit without it."""
     path = SHARED / name
     if not path.exists():
         sys.exit(f"this bench needs the data set {name} in {SHARED}, which is not here")
@@ -27,7 +28,7 @@ def data(name: str) -> Path:
 
 
 def conditions(threads: int | None = None) -> str:
-    """The command, the machine and the day."""
+    """Return the command, the machine and the date."""
     told = Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []
     cpu = next((line.partition(":")[2].strip() for line in told if line.startswith("model name")), platform.processor())
     command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
@@ -36,7 +37,7 @@ def conditions(threads: int | None = None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of Markdown; the same is printed."""
+    """Return a table as lines of Markdown, and print it."""
     shown = Table(*head)
     for row in rows:
         shown.add_row(*row)
@@ -46,7 +47,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write(title: str, lines: Sequence[str]) -> None:
-    """In place of the section of the same title, or at the end."""
+    """Replace the section of the same title, or append one."""
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
     section = "\n".join([title, "", *lines]).strip() + "\n"
     parts = ("\n" + old).split("\n## ")

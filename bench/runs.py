@@ -1,4 +1,4 @@
-"""Training runs of a bench, by the very command that users type; one that was stopped goes on."""
+"""Training runs of a benchmark, by the command that users type; an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ REGARD = [sys.executable, "-m", "regard"]
 
 
 def train(run: Path, *asked: str, automatic: bool = False) -> None:
-    """`regard train ...`, shown on the terminal. automatic: what is not asked for is chosen, as for users."""
+    """Run `regard train ...`, shown on the terminal. automatic: let it choose settings that are not given, as for
+    users."""
     asked = asked if automatic else (*asked, "--as-published")
     known = (run / "run.json").exists()
     command = ["train", "--resume", str(run)] if known else ["train", *asked, "--out", str(run)]
@@ -26,19 +27,19 @@ def train(run: Path, *asked: str, automatic: bool = False) -> None:
 
 
 def evaluate(run: Path, *asked: str) -> dict[str, Any]:
-    """What `regard evaluate ... --json` says."""
+    """Return the output of `regard evaluate ... --json`."""
     done = subprocess.run([*REGARD, "evaluate", str(run), *asked, "--json"], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
 def curve(run: Path, metric: str) -> list[tuple[float, float]]:
-    """Minutes and the metric, for every evaluation on the dev set."""
+    """Return minutes and the metric of every evaluation on the dev set."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(line["seconds"] / 60, line["dev"][metric]) for line in lines if "dev" in line]
 
 
 def minutes(run: Path) -> float:
-    """Of the whole run, evaluations included."""
+    """Return the minutes of the whole run, evaluations included."""
     last = (run / "metrics.jsonl").read_text().splitlines()[-1]
     return json.loads(last)["seconds"] / 60
 
@@ -49,12 +50,12 @@ def steps(run: Path) -> int:
 
 
 def some(points: list[tuple[float, float]], count: int = 10) -> list[tuple[float, float]]:
-    """About so many of them, the last one among them."""
+    """Return about so many items, evenly spaced, with the last one."""
     every = -(-len(points) // count)
     return points[::-1][::every][::-1]
 
 
 def lines_of(path: Path) -> list[str]:
-    """Of a gzipped text."""
+    """Return the lines of a gzipped text."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return file.read().splitlines()

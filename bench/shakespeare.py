@@ -1,10 +1,10 @@
 """A character language model on tiny Shakespeare, in nanoGPT's setting for a CPU: 4 layers, 4 heads, width 128, context
-64, batches of 12, 2,000 steps; its README tells a validation loss of 1.88.
+64, batches of 12, 2,000 steps; its README gives a validation loss of 1.88.
 
     python bench/shakespeare.py --write
-    python bench/shakespeare.py --nanogpt FOLDER       beside a checkout of github.com/karpathy/nanoGPT, in one run
+    python bench/shakespeare.py --nanogpt FOLDER       with a checkout of github.com/karpathy/nanoGPT, in one run
 
-Data: ../shared/data/tinyshakespeare, the first 90 % to learn from, the rest, all of it, to validate.
+Data: ../shared/data/tinyshakespeare, the first 90 % for training, the rest for validation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ THEIRS = {
 
 
 def parts(folder: Path) -> tuple[Path, Path]:
-    """The text, cut once."""
+    """Write the two parts of the text and return their paths."""
     text = gzip.decompress(results.data("tinyshakespeare/input.txt.gz").read_bytes()).decode()
     folder.mkdir(parents=True, exist_ok=True)
     cut = int(0.9 * len(text))
@@ -63,7 +63,7 @@ def parts(folder: Path) -> tuple[Path, Path]:
 
 
 def nanogpt(checkout: Path, train: Path, dev: Path) -> list[str]:
-    """Its own script in its own setting, on the same two parts."""
+    """Run nanoGPT's own script in its own setting, on the same two parts."""
     folder = checkout / "data" / "shakespeare_char"
     texts = [path.read_text(encoding="utf-8") for path in (train, dev)]
     letters = sorted(set("".join(texts)))

@@ -1,4 +1,4 @@
-"""How long the command line takes to answer when nothing is computed, beside `import torch` in the same rounds.
+"""Start-up: how long the command line takes when nothing is computed, compared with `import torch` in the same rounds.
 
 python bench/startup.py --write          half a minute
 """

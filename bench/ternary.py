@@ -1,11 +1,10 @@
-"""BitNet's promise: once trained, a model whose file and whose place in memory are many times smaller, and whose scores
-are the very same.
+"""BitNet: a packed model, whose file and memory are many times smaller, has exactly the same logits.
 
     python bench/ternary.py --write
 
-A BitNet learns tiny Shakespeare by characters and is packed by `regard pack`. Each of the two folders is then opened in
-a process of its own, which tells its scores of text that it has not seen, and how much memory it gives back when the
-model is dropped. Needs Linux. Data: ../shared/data/tinyshakespeare.
+A BitNet is trained on tiny Shakespeare by characters and packed by `regard pack`. Each of the two folders is then
+opened in a new process, which prints its logits of unseen text, and the memory that is freed when the model is dropped.
+Needs Linux. Data: ../shared/data/tinyshakespeare.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SETTINGS = {
 
 
 def held() -> int:
-    """Bytes of this process that no other one shares, once what is free has been given back."""
+    """Return the bytes that this process shares with no other, after free memory has been returned to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -54,7 +53,7 @@ def held() -> int:
 
 @torch.no_grad()
 def probe(folder: Path, text: Path, scores: Path, threads: int) -> dict[str, Any]:
-    """In a fresh process: what a model holds, what it says, and how fast it goes on."""
+    """Measure in a new process: the model's memory, its logits and its speed."""
     torch.set_num_threads(threads)
     run = regard.load(folder)
     tensors = sum(t.nbytes for t in (*run.model.parameters(), *run.model.buffers()))
@@ -113,8 +112,8 @@ def main() -> None:
     same = "equal, bit by bit" if np.array_equal(*said) else f"apart by {np.abs(said[0] - said[1]).max():.2g}"
     text = [
         f"- {results.conditions(given.threads)} Seed 1, {given.minutes:g} minutes, {runs.steps(given.run):,} steps.",
-        f"- The two models' scores of {said[0].shape[0] * said[0].shape[1]:,} characters are {same}.",
-        "- Process: what it gives back, of memory that it shares with no other, when the model is dropped.",
+        f"- The two models' logits of {said[0].shape[0] * said[0].shape[1]:,} characters are {same}.",
+        "- Process: the memory, not shared with other processes, that is freed when the model is dropped.",
         "",
         *results.table(["weights", "file", "tensors", "process", "perplexity", "tokens/s, one row"], rows),
     ]

@@ -1,4 +1,4 @@
-"""How fast it learns: target tokens per second, beside others on the same batches, model sizes and threads.
+"""Speed of training: target tokens per second, compared with others on the same batches, model sizes and threads.
 
     python bench/train.py --write          three races, half an hour on two cores
 
@@ -7,9 +7,9 @@ pairs    4+4 layers, width 128, hidden 256, vocabulary 10,000, 4,096 target toke
 text     6 layers, width 384, context 256, vocabulary 10,000: Hugging Face's GPT-2, a loop as nanoGPT's, x-transformers
 masked   an encoder of MiniLM's size (6 layers, width 384, hidden 1,536, 12 heads): Hugging Face's BERT
 
-Ours and Hugging Face's begin with the same weights, and their first losses are compared before anything is timed.
-Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]; joeynmt and x-transformers get
-environments of their own.
+regard and Hugging Face begin with the same weights, and their first losses are compared before anything is timed.
+Contenders take turns. Needs: pip install -c constraints.txt -e .[bench]; joeynmt and x-transformers get their own
+environments.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ import runs
 from race import Contender, environment, race, ratios, speeds
 from regard import restore
 from regard.convert import convert
-from regard.data.batches import plan
+from regard.data.batches import plan_batches
 
 VOCAB = 10_000
 BATCH = 4096
 
 
 def sentences(part: str, side: str) -> list[list[str]]:
-    """Of Multi30k, in pieces."""
+    """Return the sentences of Multi30k in BPE pieces."""
     return [line.split() for line in runs.lines_of(results.data(f"multi30k/bpe10k-en-de/{part}.{side}.gz"))]
 
 
 def numbers() -> dict[str, int]:
-    """Of the pieces, by how often they come."""
+    """Return the ids of the pieces, ordered by frequency."""
     often = Counter(piece for side in ("en", "de") for line in sentences("train", side) for piece in line)
     return {piece: i + 4 for i, piece in enumerate(sorted(often, key=lambda p: (-often[p], p))[: VOCAB - 4])}
 
@@ -52,17 +52,17 @@ def coded(lines: list[list[str]], number: dict[str, int]) -> list[list[int]]:
 
 
 def pairs(batch: int = BATCH, most: int | None = 120) -> dict:
-    """Multi30k in batches by length, as regard makes them."""
+    """Return Multi30k in batches by length, as regard makes them."""
     number = numbers()
     sides = {name: coded(sentences("train", side), number) for name, side in (("source", "en"), ("target", "de"))}
     lengths = np.array([[len(line) for line in side] for side in sides.values()]).T
-    order = plan(lengths, batch, np.random.default_rng(1))[:most]
+    order = plan_batches(lengths, batch, np.random.default_rng(1))[:most]
     batches = [{name: [side[n] for n in rows] for name, side in sides.items()} for rows in order]
     return {"batches": batches, "start": 1, "pad": 0}
 
 
 def text(context: int, rows: int) -> dict:
-    """Words of the same text, one after the other."""
+    """Return batches of consecutive tokens of the same text."""
     made = pairs()
     stream = [token for batch in made["batches"] for line in batch["target"] for token in line]
     size = rows * (context + 1)
@@ -71,7 +71,7 @@ def text(context: int, rows: int) -> dict:
 
 
 def masked(context: int, rows: int) -> dict:
-    """The same with 15 % hidden."""
+    """Return the same with 15 % masked."""
     made = text(context - 1, rows)
     rng = np.random.default_rng(1)
     for batch in made["batches"]:
@@ -83,7 +83,7 @@ def masked(context: int, rows: int) -> dict:
 
 
 def hugging(kind: str, folder: Path, dropout: float = 0.1) -> None:
-    """A model of Hugging Face's with random weights, as a folder."""
+    """Write a Hugging Face model with random weights into a folder."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
     torch.manual_seed(1)
@@ -112,7 +112,7 @@ def hugging(kind: str, folder: Path, dropout: float = 0.1) -> None:
 
 
 def joey(folder: Path) -> Path:
-    """The same sentences, sizes and settings as a user of joeynmt has them: files and a configuration."""
+    """Write the same sentences, sizes and settings as files and a configuration of joeynmt."""
     (folder / "model").mkdir(parents=True)
     number = numbers()
     for part in ("train", "valid"):
@@ -154,7 +154,7 @@ def joey(folder: Path) -> Path:
 
 
 def limits(threads: int) -> tuple[float, float]:
-    """What this machine does at the best: GFLOP/s of float32 products, GB/s of reading."""
+    """Return this machine's limits: GFLOP/s of float32 products, GB/s of reading."""
     torch.set_num_threads(threads or torch.get_num_threads())
     one, two, long = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(64 << 20)
     products = min(_seconds(lambda: one @ two) for _ in range(5))
@@ -169,8 +169,8 @@ def _seconds(run) -> float:
 
 
 def work(kind: str, folder: Path) -> float:
-    """Floating-point operations of products that a target token takes, at the least: forward, and twice that back. Of
-    the words, only those that are asked for; padding does not count."""
+    """Return the least matrix-product operations per target token: forward, and twice that backward. Only logits of
+    target positions count, and no padding."""
     model, told = restore(folder / f"{kind}-run"), json.loads((folder / f"{kind}.json").read_text())
     words = 2 * model.width * VOCAB
     looking = [m for m in model.stack.modules() if getattr(m, "over", "") == "memory"]
@@ -264,8 +264,8 @@ def main() -> None:
         f"- {results.conditions(given.threads)}",
         f"- This machine's own limits in this run: {products:.0f} GFLOP/s of products, {reading:.1f} GB/s of reading. "
         f"{given.rounds} rounds of {given.steps} steps, contenders in turn; medians, and from the least to the most. "
-        "First losses of regard and Hugging Face are equal within 1e-4. What products allow: if all that must be "
-        "multiplied, padding and words that nobody asks for left out, were done at that limit.",
+        "First losses of regard and Hugging Face are equal within 1e-4. What products allow: the speed if all "
+        "necessary matrix products, without padding and without logits that are not targets, ran at that limit.",
         "",
         *results.table(head, rows),
     ]

@@ -1,10 +1,10 @@
-"""How fast it translates: sentences per second by beam search, beside others with the very same weights.
+"""Speed of translation: sentences per second by beam search, compared with others with the same weights.
 
     python bench/translate.py --run runs/multi30k --write          ten minutes on two cores
 
-The run is the one that bench/multi30k.py trains; where there is none, a quick one of twelve minutes comes first.
-Hugging Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; what all of them answer
-is compared by BLEU. Contenders take turns.
+The run is that of bench/multi30k.py; where there is none, a quick one is trained for twelve minutes first. Hugging
+Face's Marian and CTranslate2 get its weights by `regard convert` and `regard export`; the answers are compared by BLEU.
+Contenders take turns.
 Needs: pip install -c constraints.txt -e .[bench]
 """
 
@@ -28,25 +28,26 @@ from regard.convert import convert
 from regard.export import export
 from regard.files import recipe as recipes
 from regard.machine import tune
-from regard.metrics import whole
-from regard.runs.folder import save_beside
+from regard.metrics import join_subwords
+from regard.runs.folder import save_derived
 from regard.tasks.load import load
 
 
 def sources(run: Path, count: int) -> dict:
-    """As all contenders want them."""
+    """Return the sources as all contenders read them."""
     texts = runs.lines_of(multi30k.pieces() / "test.2016.en.gz")[:count]
     read = load(run).source
     vocabulary = read.inner.get_vocab()
     return {
-        "texts": texts, "tokens": [text.split() for text in texts], "ids": read.frame(texts), "pad": read.pad,
+        "texts": texts, "tokens": [text.split() for text in texts],
+        "ids": read.encode_with_special_tokens(texts), "pad": read.pad,
         "names": {number: name for name, number in vocabulary.items()}, "marks": [read.pad, read.start, read.end],
     }  # fmt: skip
 
 
 def as_marian(run: Path, folder: Path) -> None:
-    """The same model for Hugging Face, whose sinusoids stand in another order: all channels go with them. It also has a
-    bias over the words, of zeros."""
+    """Write the same model for Hugging Face, whose sinusoids have another order of channels, which all weights follow.
+    It also has a bias over the vocabulary, here of zeros."""
     old = restore(run)
     sets = [f"model.{side}.layer.0.feedforward.activation=relu" for side in ("encoder", "decoder")]
     recipe = recipes.load("marian", "tiny", sets) | {"vocab": old.vocab}
@@ -58,13 +59,15 @@ def as_marian(run: Path, folder: Path) -> None:
         writes = ".norms." in name or name.endswith((".out.weight", ".out.bias"))
         moved[name] = tensor[:, order] if reads else tensor[order] if writes else tensor
     new.load_state_dict(moved | {"head.bias": torch.zeros(old.vocab)})
-    save_beside(new, run, folder / "as-marian")
+    save_derived(new, run, folder / "as-marian")
     convert(folder / "as-marian", folder / "marian", to="marian")
 
 
 def bleu(answers: list[str], count: int) -> float:
-    references = [whole(line) for line in runs.lines_of(multi30k.pieces() / "test.2016.de.gz")[:count]]
-    return sacrebleu.corpus_bleu([whole(line) for line in answers], [references], tokenize="none", force=True).score
+    references = [join_subwords(line) for line in runs.lines_of(multi30k.pieces() / "test.2016.de.gz")[:count]]
+    return sacrebleu.corpus_bleu(
+        [join_subwords(line) for line in answers], [references], tokenize="none", force=True
+    ).score
 
 
 def main() -> None:

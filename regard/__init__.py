@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch when something that needs it is first asked for: the command line answers `--help` without."""
+    """Import torch only when something that needs it is used, so that `regard --help` is fast."""
     if name != "core" and name not in __all__:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
     if name == "UserError":
@@ -26,8 +26,8 @@ def __getattr__(name: str) -> Any:
 
 
 def load(folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False) -> Run:
-    """A run folder, as `regard train` leaves it: a model with its tokenizers, ready to predict. Several folders: their
-    models answer together. int8: with weights of eight bits, which decode faster on a CPU."""
-    from .tasks.load import load  # brings tokenizers and much else along
+    """Load a run folder, as `regard train` writes it: a model with its tokenizers, ready to predict. Several folders
+    are an ensemble. int8: quantize the weights to 8 bits, which decode faster on a CPU."""
+    from .tasks.load import load  # imports tokenizers and much else
 
     return load(folder, device, int8)

@@ -1,4 +1,4 @@
-"""The command `regard`, also as `python -m regard`. It listens to Ctrl-C before anything large is imported."""
+"""The command `regard`, also as `python -m regard`. It handles Ctrl-C before anything large is imported."""
 
 import os
 import signal
@@ -9,21 +9,21 @@ from typing import Any
 
 def main() -> int:
     """Return the exit code: see regard.cli.app."""
-    first = threading.current_thread() is threading.main_thread()  # which alone may ask for signals
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, and nobody else's
-    if first and usual:
+    main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # neither ignored nor a host's
+    if main_thread and default_handler:
         signal.signal(signal.SIGINT, _stop)
     from regard.cli import main as run
 
     code = run()
-    if first and usual:
+    if main_thread and default_handler:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; torch takes a moment to unload
     return code
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Raise KeyboardInterrupt; but until torch is imported, end at once: nothing is lost yet, and a library in the
-    middle of its import could swallow it."""
+    """Raise KeyboardInterrupt; but until torch is imported, exit at once: nothing can be lost yet, and a library in the
+    middle of its import could swallow the exception."""
     torch = sys.modules.get("torch")
     if torch is not None and not getattr(torch.__spec__, "_initializing", False):
         signal.default_int_handler(number, frame)

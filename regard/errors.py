@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend: a single sentence saying what, where and what to do."""
+"""The error for mistakes of the user: one sentence that says what is wrong, where, and what to do."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .synonyms import SYNONYMS
 
-LONGEST = 1000  # characters of a message
+MAX_MESSAGE = 1000  # characters of a message
 # Control characters but for the line end and the tab, marks that turn the direction of writing, halves of characters.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -21,19 +21,19 @@ class UserError(ValueError):
 
     def __init__(self, message: str, path: tuple[str, ...] = (), file: str = ""):
         message = " ".join(message.split("\n"))
-        if len(message) > LONGEST:
-            message = f"{message[: LONGEST - 4]} ..."
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE - 4]} ..."
         super().__init__(message)
         self.message = message
         self.path = path
         self.file = file
 
     def inside(self, entry: str) -> "UserError":
-        """The same error, seen from one entry further out."""
+        """Return the same error with one more enclosing entry in its path."""
         return UserError(self.message, (entry, *self.path), self.file)
 
     def of(self, file: str) -> "UserError":
-        """The same error, with the file in which it is; one that names its file already is left alone."""
+        """Return the same error with its file, unless it names one already."""
         return UserError(self.message, self.path, self.file or file)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The tail of an error sentence: the likeliest right word, and the list when it is short enough to read."""
+    """Return the end of an error message: the closest known word, and the list of all when it is short."""
     known = sorted(known)
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -53,8 +53,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_key(section: str, key: str, known: Iterable[str]) -> str:
-    """The same about a key of a recipe's section: the right ones with their whole path, or what another program's name
-    for a setting is called here."""
+    """Return the same for a key of a recipe's section: the closest keys with their path, or regard's name for another
+    program's setting."""
     known = sorted(known)
     near = [f"'{section}.{one}'" for one in get_close_matches(key, known, n=3, cutoff=0.6)]
     if key in SYNONYMS:
@@ -70,18 +70,18 @@ def short(path: str | Path) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: cut when it is long."""
+    """Return the repr of a value for a message, shortened when it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a foreign error says, in one line."""
+    """Return the message of any exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:300] or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Return a text of a stranger as a terminal may show it: control characters, which could move its cursor or hide
-    what stands there, and halves of surrogate pairs are written as \\u001b. Line ends and tabs stay."""
+    """Return an untrusted text that is safe to print: control characters, which could move the cursor or hide text, and
+    lone surrogates are written as \\u001b. Line ends and tabs stay."""
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

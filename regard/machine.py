@@ -1,4 +1,4 @@
-"""What is asked of the machine: helpers that are forks of this process, and memory that stays with it."""
+"""Process-wide resources: forked worker processes, memory settings, and interruptible calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-SILENCE = 120.0  # seconds without any work, after which a helper that should be working is ended
-LOOK_EVERY = 1.0  # seconds between two looks at one
+MAX_IDLE = 120.0  # seconds without CPU time, after which a busy worker is killed
+POLL_SECONDS = 1.0  # between two checks of a worker
 
 
 _tuned: list[bool] = []  # holds something once `tune` was called
@@ -70,16 +70,16 @@ def _hides_amx_sizes() -> bool:
 
 
 class HelperLost(UserError):
-    """A helper has ended or hangs, so that its answer will never come."""
+    """A worker process has ended or hangs."""
 
 
 class Fork:
-    """A process that knows all that this one knew, and answers what it is told, in that order. When it was killed, is
-    stopped or hangs, whoever tells it something or waits for its answer gets HelperLost, and the process is gone then.
+    """A forked worker process, which answers messages in order. If it was killed, is stopped or hangs, `send` and
+    `recv` kill it and raise HelperLost.
 
-    answer: what it does with what it is told.
-    others: those that are there already; it does not keep this process's lines to them open.
-    helps:  in what, for the message when it is gone.
+    answer: called with each message; its result is sent back.
+    others: existing workers, whose pipes it closes.
+    helps:  what it works on, for error messages.
     """
 
     def __init__(self, answer: Callable[..., Any], others: Sequence[Fork], helps: str):
@@ -91,17 +91,17 @@ class Fork:
         self.process.start()
         theirs.close()
         self._used: float | None = None
-        self._silent = 0.0
-        _limit(self.line, SILENCE)
+        self._idle = 0.0
+        _set_timeout(self.line, MAX_IDLE)
 
     def send(self, *what: Any) -> None:
-        self._used, self._silent = None, 0.0
+        self._used, self._idle = None, 0.0
         with self._lost():
             self.line.send(what)
 
     def recv(self) -> Any:
         with self._lost():
-            while not self.line.poll(LOOK_EVERY):
+            while not self.line.poll(POLL_SECONDS):
                 self.check()
             answer = self.line.recv()
         if isinstance(answer, Exception):
@@ -109,17 +109,17 @@ class Fork:
         return answer
 
     def check(self) -> None:
-        """Called whenever its answer was waited for in vain for LOOK_EVERY seconds. Long work is fine as long as it is
-        work: what counts is the time without any CPU time of the helper. It is counted in looks, so that the time
-        in which this process was stopped as well does not count."""
-        used = _processor_time(self.process.pid)
-        self._silent = self._silent + LOOK_EVERY if used is not None and used == self._used else 0.0
+        """Raise HelperLost if the worker hangs; called after every POLL_SECONDS without an answer. Only time without
+        CPU use of the worker counts, and it is counted in calls, so that time in which this process was stopped does
+        not."""
+        used = _cpu_seconds(self.process.pid)
+        self._idle = self._idle + POLL_SECONDS if used is not None and used == self._used else 0.0
         self._used = used
-        if self._silent >= SILENCE:
+        if self._idle >= MAX_IDLE:
             raise self._hangs()
 
     def close(self) -> None:
-        """It ends at once, whatever it is doing."""
+        """Kill the worker."""
         self.line.close()
         self.process.kill()
         self.process.join()
@@ -128,30 +128,30 @@ class Fork:
     def _lost(self) -> Iterator[None]:
         try:
             yield
-        except BlockingIOError:  # the line between has not moved for SILENCE seconds
+        except BlockingIOError:  # the pipe was blocked for MAX_IDLE seconds
             raise self._hangs() from None
         except (EOFError, OSError):
             self.close()
-            raise self._told("has ended, for lack of memory perhaps") from None
+            raise self._error("has ended, for lack of memory perhaps") from None
 
     def _hangs(self) -> HelperLost:
         self.close()
-        return self._told(f"did nothing for {SILENCE:g} seconds, as if somebody had stopped it, and was ended")
+        return self._error(f"did nothing for {MAX_IDLE:g} seconds, as if somebody had stopped it, and was ended")
 
-    def _told(self, what: str) -> HelperLost:
+    def _error(self, what: str) -> HelperLost:
         return HelperLost(f"a process that helps in {self.helps} {what} (with --threads 1 there is no such process)")
 
 
-def _limit(line: Connection, seconds: float) -> None:
-    """Sending and receiving fail with BlockingIOError when nothing moves for so long."""
+def _set_timeout(line: Connection, seconds: float) -> None:
+    """Make sending and receiving fail with BlockingIOError after so many seconds without progress."""
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         end.setblocking(True)
         for which in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-def _processor_time(pid: int | None) -> float | None:
-    """Return the seconds that a process has worked, None where the system does not tell."""
+def _cpu_seconds(pid: int | None) -> float | None:
+    """Return the CPU seconds of a process; None where they are unknown."""
     try:
         told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
@@ -160,15 +160,15 @@ def _processor_time(pid: int | None) -> float | None:
 
 
 def _work(answer: Callable[..., Any], line: Connection, others: list[Connection]) -> None:
-    """Until the process that it is for ends."""
-    for other in others:  # so that the end of that process is heard
+    """Answer messages until the parent process ends."""
+    for other in others:  # so that the end of the parent is noticed
         other.close()
     for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, signal.SIG_IGN)  # which are for that process alone
+        signal.signal(asked, signal.SIG_IGN)  # the parent handles them
     import torch
 
     torch.set_num_threads(1)
-    gc.freeze()  # what was there before is not looked through again and again
+    gc.freeze()  # objects from before the fork are not collected again
     try:
         while True:
             line.send(_try(answer, *line.recv()))

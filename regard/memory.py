@@ -1,7 +1,6 @@
-"""How much memory a model will take, known before any is taken: a recipe that the machine cannot hold is refused.
+"""Computes how much memory a model needs before it is built: a recipe that does not fit the machine is refused.
 
-The model is built without its weights, every stack with one layer of each kind, and layers are counted as often as the
-recipe has them.
+The model is built without weights and with one layer of each kind per stack; layers are then multiplied by the depth.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ DRAWING_MAKERS = (torch.rand, torch.randn)
 DRAWING_FILLERS = {torch.Tensor.normal_, torch.Tensor.uniform_} | {
     fill for name, fill in vars(nn.init).items() if name.endswith(("uniform_", "normal_")) and callable(fill)
 }
-SMALL = 1 << 30  # bytes: a model that cannot be larger is not counted
-COPIES = 16  # square matrices of the largest size that a layer may have, by which "cannot be larger" is judged
+SMALL = 1 << 30  # bytes, below which a model is not counted
+COPIES = 16  # assumed square matrices of the largest size in a layer, for an upper bound
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
-class Weightless(TorchFunctionMode):
-    """Weights are made on the device that holds nothing, and filling them is skipped. Everything else is done as ever:
-    torch.device("meta") for all of it takes seconds the first time."""
+class MetaWeights(TorchFunctionMode):
+    """Inside, weights are created on the meta device and not initialized. Everything else runs as usual, since
+    torch.device("meta") for everything takes seconds the first time."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = dict(kwargs or {})
@@ -48,9 +47,9 @@ class Weightless(TorchFunctionMode):
         return func(*args, **given)
 
 
-class Undrawn(TorchFunctionMode):
-    """The random numbers that weights begin with are not drawn, since the weights are about to be loaded: that is
-    faster, and the random state of a host stays as it is."""
+class SkipInit(TorchFunctionMode):
+    """Inside, weights are not initialized randomly, since they are about to be loaded: this is faster and leaves the
+    host's random state alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = dict(kwargs or {})
@@ -63,9 +62,9 @@ class Undrawn(TorchFunctionMode):
 
 
 def machine_memory() -> int:
-    """Bytes that this process may take: what the machine has, or less where a container or a limit says so."""
+    """Return the bytes that this process may use: the machine's memory, or the limit of a container or the process."""
     if sys.platform == "win32":
-        return sys.maxsize  # nobody is asked there
+        return sys.maxsize  # unknown there
     known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in LIMITS:
         try:
@@ -76,7 +75,7 @@ def machine_memory() -> int:
     return min([*known, *([] if limit == resource.RLIM_INFINITY else [limit])])
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """1,234 -> '1.2 kB'."""
     size, units = float(count), ["bytes", "kB", "MB", "GB", "TB", "PB", "EB"]
     while size >= 1000 and len(units) > 1:
@@ -84,18 +83,18 @@ def in_bytes(count: int) -> str:
     return f"{size:,.0f} {units[0]}" if units[0] == "bytes" else f"{size:,.1f} {units[0]}"
 
 
-def must_fit(what: str, size: int) -> None:
-    """Refuse what is larger than the memory of this machine, unless what is made now takes none."""
+def check_fits_memory(what: str, size: int) -> None:
+    """Refuse a size that exceeds the memory of this machine, except on the meta device."""
     if torch.empty(0).is_meta:
         return
     there = machine_memory()
     if size > there:
-        raise UserError(f"{what} takes {in_bytes(size)} of memory, and this machine has {in_bytes(there)}")
+        raise UserError(f"{what} takes {format_bytes(size)} of memory, and this machine has {format_bytes(there)}")
 
 
 def model_bytes(recipe: dict[str, Any], assemble: Callable[[dict[str, Any]], nn.Module]) -> int:
-    """Bytes of the weights of a recipe's model, without taking them; 0 for one that is small in any case, or that
-    cannot be built so. assemble: builds a recipe."""
+    """Return the bytes of the weights of a recipe's model, without allocating them; 0 for one that is surely small or
+    cannot be built. assemble: builds the model of a recipe."""
     if _at_most(recipe) < SMALL or torch.empty(0).is_meta:
         return 0
     short = copy.deepcopy(recipe)
@@ -116,14 +115,14 @@ def model_bytes(recipe: dict[str, Any], assemble: Callable[[dict[str, Any]], nn.
 
 
 def _counted(recipe: dict[str, Any], assemble: Callable[[dict[str, Any]], nn.Module]) -> int:
-    with Weightless():
+    with MetaWeights():
         model = assemble(recipe)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def stacks(table: dict[str, Any], outer: int = 1) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """The tables of stacks, with how many kinds of layers and how many layers each has."""
+    """Yield the tables of stacks, each with its number of layer kinds and its depth."""
     depth = table.get("depth", outer)
     for side in ("encoder", "decoder", "image", "text"):
         if isinstance(table.get(side), dict):
@@ -134,7 +133,7 @@ def stacks(table: dict[str, Any], outer: int = 1) -> Iterator[tuple[dict[str, An
 
 
 def _at_most(recipe: dict[str, Any]) -> int:
-    """A rough bound of the bytes: so many square matrices of the largest number for every layer."""
+    """Return a rough upper bound of the bytes: COPIES square matrices of the largest size for every layer."""
     largest = max(_numbers([recipe["model"], recipe.get("vocab", 1)]), default=1)
     depth = sum(depth for _, _, depth in stacks(recipe["model"]))
     return largest**2 * 4 * COPIES * max(depth, 1)

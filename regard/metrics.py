@@ -1,18 +1,17 @@
-"""How good answers are: sacreBLEU's scores with their signatures, exact match, and errors per token and per sequence.
+"""Metrics of answers: sacreBLEU's scores with their signatures, exact match, error rates, correlations and F1.
 
-    exact           share of the answers that are one of their references; of labels it is called accuracy
-    f1              the mean over all labels of 2 hits / (times it was said + times it was right)
-    sequence_error  the rest: word error rate, where an answer is the pronunciation of a word
-    pearson         100 times the correlation of answers that are numbers with the right ones
-    spearman        the same of their ranks, equal ones sharing theirs
-    tag_accuracy    share of the words that get their tag
-    span_f1         2 hits / (spans that were said + spans that are right), of tags such as B-PER I-PER O: a hit has the
-                    same words and the same kind
+    exact           the share of answers that equal one of their references; for labels it is called accuracy
+    f1              the mean over labels (macro) of 2 hits / (predictions of the label + references with it)
+    sequence_error  1 - exact: the word error rate, where an answer is the pronunciation of a word
+    pearson         100 times the correlation of answers that are numbers with their references
+    spearman        the same of their ranks, with ties averaged
+    tag_accuracy    the share of words with the right tag
+    span_f1         2 hits / (predicted spans + spans of the references), of tags such as B-PER I-PER O: a hit has the
+                    same words and the same type
     bits_per_character, bits_per_byte
-                    -log2 p of a whole text over its characters, or over its bytes in UTF-8: the same whatever its
-                    tokens are, so that language models with different tokenizers can be compared; only where the
-                    text can be told from its tokens, and none of it is unknown, lowercased or otherwise lost
-    token_error     edit distance to the nearest reference, per token of it: word or phoneme error rate
+                    -log2 p of a whole text per character, or per byte of UTF-8, which compares language models with
+                    different tokenizers; only where tokenizing is lossless: nothing is unknown or lowercased
+    token_error     the edit distance to the nearest reference per token of it: word or phoneme error rate
 
 BLEU, chrF and TER: Post 2018, "A Call for Clarity in Reporting BLEU Scores", arXiv:1804.08771. Spans: Tjong Kim
 Sang & De Meulder 2003, "Introduction to the CoNLL-2003 Shared Task", arXiv:cs/0306050.
@@ -28,31 +27,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core import UserError
-from regard.data.conll import tags_of
+from regard.data.conll import parse_tags
 from regard.errors import in_one_line, nearest
 
-OF_TEXTS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # answers in words
-KNOWN = (*OF_TEXTS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
-BITS = ("bits_per_character", "bits_per_byte")  # of a language model
-ELSEWHERE = ("loss", "perplexity", "next_sentence", *BITS)  # measured without looking at answers
-HIGHER_IS_BETTER = {*KNOWN, "next_sentence"} - {"ter", "token_error", "sequence_error"}
+TEXT_METRICS = ("bleu", "chrf", "ter", "exact", "token_error", "sequence_error")  # of answers that are texts
+ANSWER_METRICS = (*TEXT_METRICS, "accuracy", "f1", "pearson", "spearman", "tag_accuracy", "span_f1")
+BITS = ("bits_per_character", "bits_per_byte")  # of language models
+OTHER_METRICS = ("loss", "perplexity", "next_sentence", *BITS)  # measured without answers
+HIGHER_IS_BETTER = {*ANSWER_METRICS, "next_sentence"} - {"ter", "token_error", "sequence_error"}
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-MARKED = re.compile(r"@@( |$)")  # "pul@@ ley": pieces of a word, as subword-nmt writes them
+SUBWORD_MARK = re.compile(r"@@( |$)")  # "pul@@ ley": subwords, as subword-nmt writes them
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff]")  # Thai, Lao, Burmese, Khmer, kana
 
 
 class Score(NamedTuple):
     name: str
     value: float  # percent
-    signature: str = ""  # of sacreBLEU: all that a score depends on
+    signature: str = ""  # sacreBLEU's, of all that a score depends on
 
 
-def check(names: Sequence[str], known: Sequence[str] = KNOWN) -> None:
-    """Refuse a metric that is not among the known ones, before any long work."""
+def check(names: Sequence[str], known: Sequence[str] = ANSWER_METRICS) -> None:
+    """Refuse metrics that are not among the known ones, before any long work."""
     for name in names:
         if name in known:
             continue
-        if name in (*KNOWN, *ELSEWHERE):
+        if name in (*ANSWER_METRICS, *OTHER_METRICS):
             raise UserError(f"the metric '{name}' means nothing for this model: those that do are {', '.join(known)}")
         raise UserError(f"unknown metric '{name}'{nearest(name, known)}")
 
@@ -64,13 +63,12 @@ def measure(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> list[Score]:
-    """answers, and for each the references that count as right: one, or several.
+    """Return the scores of answers. Subwords (pul@@ ley) are joined first.
 
-    tokenize:  sacreBLEU's for BLEU: 13a, zh, char, intl, ..., or none for text that is tokenised already; None: zh or
-               char for references without spaces between words, none for references in pieces (pul@@ ley), else 13a.
-    lowercase: capitals do not matter.
-
-    Words in pieces are joined first.
+    references: for each answer one or several texts that count as right.
+    tokenize:   sacreBLEU's tokenizer for BLEU: 13a, zh, char, intl, ..., or none for tokenized text; None: zh or char
+                for references without spaces between words, none for references in subwords, else 13a.
+    lowercase:  ignore case.
     """
     check(names)
     if len(answers) != len(references):
@@ -82,7 +80,7 @@ def measure(
     if lowercase:
         answers, references = [a.lower() for a in answers], [[r.lower() for r in refs] for refs in references]
     tokenize = tokenize or tokenizer_for(references)
-    answers, references = [whole(a) for a in answers], [[whole(r) for r in refs] for refs in references]
+    answers, references = [join_subwords(a) for a in answers], [[join_subwords(r) for r in refs] for refs in references]
     return [_one(name, answers, references, tokenize, lowercase) for name in names]
 
 
@@ -92,8 +90,8 @@ def _one(
     if name in ("exact", "accuracy", "sequence_error"):
         right = 100 * sum(answer in refs for answer, refs in zip(answers, references, strict=True)) / len(answers)
         return Score(name, 100 - right if name == "sequence_error" else right)
-    if name in OWN:
-        return Score(name, 100 * OWN[name](answers, references))
+    if name in OWN_METRICS:
+        return Score(name, 100 * OWN_METRICS[name](answers, references))
     metric = _sacre(name, tokenize, lowercase)
     most = max(len(refs) for refs in references)
     columns = [[refs[i] if i < len(refs) else None for refs in references] for i in range(most)]
@@ -102,7 +100,7 @@ def _one(
 
 
 def _sacre(name: str, tokenize: str, lowercase: bool) -> Any:
-    import sacrebleu  # slow to import
+    import sacrebleu  # imported here because it is slow to import
 
     if name == "chrf":
         return sacrebleu.CHRF(lowercase=lowercase)
@@ -118,8 +116,8 @@ def _sacre(name: str, tokenize: str, lowercase: bool) -> Any:
 
 
 def tokenizer_for(references: Sequence[Sequence[str]]) -> str:
-    """The BLEU tokenizer that suits the script, by the first hundred references."""
-    if any(MARKED.search(refs[0]) for refs in references[:100]):
+    """Return the BLEU tokenizer that suits the script of the first hundred references."""
+    if any(SUBWORD_MARK.search(refs[0]) for refs in references[:100]):
         return "none"
     sample = "".join("".join(refs[0].split()) for refs in references[:100])
     han, unspaced = len(HAN.findall(sample)), len(UNSPACED.findall(sample))
@@ -128,13 +126,13 @@ def tokenizer_for(references: Sequence[Sequence[str]]) -> str:
     return "char" if 5 * unspaced > han else "zh"
 
 
-def whole(text: str) -> str:
-    """Words in pieces joined: "pul@@ ley" -> "pulley"."""
-    return MARKED.sub("", text)
+def join_subwords(text: str) -> str:
+    """Join subwords: "pul@@ ley" -> "pulley"."""
+    return SUBWORD_MARK.sub("", text)
 
 
 def token_error(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """A share, of tokens between spaces; above 1 where there are more errors than tokens."""
+    """Return the errors per whitespace-separated token of the references; it may exceed 1."""
     errors = total = 0
     for answer, refs in zip(answers, references, strict=True):
         said = answer.split()
@@ -144,7 +142,7 @@ def token_error(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """A share; the first reference is the right one."""
+    """Return the macro F1, from 0 to 1. Only the first reference counts."""
     right = [refs[0] for refs in references]
     said, asked = Counter(answers), Counter(right)
     hits = Counter(answer for answer, label in zip(answers, right, strict=True) if answer == label)
@@ -153,7 +151,7 @@ def f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 
 def edit_distance(one: Sequence, two: Sequence) -> int:
-    """Insertions, deletions and replacements that turn one into the other."""
+    """Return the Levenshtein distance: insertions, deletions and replacements."""
     if one == two:
         return 0
     row = list(range(len(two) + 1))
@@ -165,7 +163,7 @@ def edit_distance(one: Sequence, two: Sequence) -> int:
 
 
 def pearson(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """From -1 to 1; 0 where all answers are the same."""
+    """Return the Pearson correlation, from -1 to 1; 0 where all answers are equal."""
     return _correlation(*_numbers(answers, references))
 
 
@@ -192,13 +190,13 @@ def _correlation(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def tag_accuracy(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """A share, over all words of all texts."""
+    """Return the share of the words of all texts that have the right tag."""
     pairs = [pair for said, right in _tags(answers, references) for pair in zip(said, right, strict=True)]
     return sum(said == right for said, right in pairs) / max(len(pairs), 1)
 
 
 def span_f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """A share."""
+    """Return the micro F1 of spans, from 0 to 1."""
     hits = total = asked = 0
     for said, right in _tags(answers, references):
         one, two = spans(said), spans(right)
@@ -209,8 +207,8 @@ def span_f1(answers: Sequence[str], references: Sequence[Sequence[str]]) -> floa
 
 
 def spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Kind, first word and the word after the last. A span ends where the next word is outside, of another kind, or
-    begins a new one (B, S, U), and after E, L, S, U."""
+    """Return the spans of a tagged sentence as (type, first word, word after the last). A span ends where the next word
+    is outside, has another type, or begins a new span (B, S, U), and after E, L, S, U."""
     found, begin, kind = set(), 0, ""
     for at, tag in enumerate([*tags, "O"]):
         place, dash, new = tag.partition("-")
@@ -225,13 +223,13 @@ def spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 def _tags(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Iterator[tuple[list[str], list[str]]]:
     for number, (answer, refs) in enumerate(zip(answers, references, strict=True), 1):
-        said, right = tags_of(answer), tags_of(refs[0])
+        said, right = parse_tags(answer), parse_tags(refs[0])
         if len(said) != len(right):
             raise UserError(f"answer {number} has {len(said)} tags, and there are {len(right)} words")
         yield said, right
 
 
-OWN = {  # shares of one, by their names
+OWN_METRICS = {  # from 0 to 1, by name
     "f1": f1, "token_error": token_error, "pearson": pearson, "spearman": spearman, "tag_accuracy": tag_accuracy,
     "span_f1": span_f1,
 }  # fmt: skip

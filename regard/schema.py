@@ -1,6 +1,6 @@
-"""From a name in a recipe to the class in parts/, and from a table of arguments to an instance.
+"""Finds the class in parts/ for a name in a recipe, and makes an instance from a table of arguments.
 
-The file name is the recipe name is the class name. The constructor is the schema: what it does not take is refused.
+File name, recipe name and class name agree. The constructor is the schema: other arguments are refused.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 REGARD = Path(__file__).parent
 BUILT_IN = REGARD / "parts"
-ASSEMBLED = ("place", "branches")  # arguments that the assembly gives, never a recipe
-ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may only repeat: they must fit what stands around
-SETTINGS = ("model", "train", "decode", "objective")  # sections of a recipe that hold them
-SIZES = {  # arguments that are at least 1, and the most that is taken: beyond it, building alone would have no end
+ASSEMBLED = ("place", "branches")  # arguments given by the assembly, never by a recipe
+ENCLOSING = ("width", "dim", "vocab")  # arguments that a table may repeat but not change
+SETTINGS = ("model", "train", "decode", "objective")  # sections of a recipe with settings
+SIZES = {  # arguments that are at least 1, and their maxima
     "width": 1 << 17, "depth": 10_000, "heads": 1 << 13, "kv_heads": 1 << 13, "dim": 1 << 17, "hidden": 1 << 20,
     "vocab": 1 << 24, "experts": 1 << 13, "length": 1 << 24, "classes": 1 << 24,
     "max_distance": 1 << 20, "buckets": 1 << 24,
 }  # fmt: skip
-MOST = (1 << 31) - 1  # of any other whole number
+MAX_INT = (1 << 31) - 1  # of any other whole number
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -40,7 +40,7 @@ WORDS = {
     list: "a list",
 }
 
-added: list[Path] = []  # folders of the user's own parts
+user_folders: list[Path] = []  # folders of the user's own parts
 
 
 def add_folder(folder: str | Path) -> None:
@@ -48,19 +48,19 @@ def add_folder(folder: str | Path) -> None:
     path = Path(folder).resolve()
     if not path.is_dir():
         raise UserError(f"there is no folder '{folder}' to take parts from")
-    if path not in added:
-        added.append(path)
+    if path not in user_folders:
+        user_folders.append(path)
 
 
 def folders(contract: type) -> list[Path]:
-    """Where parts of this kind may be, regard's own first. A folder of the user's may hold all kinds side by side."""
+    """Return the folders with parts of this kind, regard's own first. A user's folder may hold all kinds together."""
     kinds: tuple[str, ...] = contract.folder  # type: ignore[attr-defined]
     own = [REGARD / getattr(contract, "root", BUILT_IN.name) / name for name in kinds]
-    return own + [place for root in added for place in (*(root / name for name in kinds), root)]
+    return own + [place for root in user_folders for place in (*(root / name for name in kinds), root)]
 
 
 def files(contract: type) -> dict[str, Path]:
-    """The files that hold parts of this kind, by recipe name; in a folder of all kinds, those that may."""
+    """Return the files with parts of this kind by recipe name; in a folder of all kinds, every candidate."""
     found: dict[str, Path] = {}
     for folder in folders(contract):
         for path in sorted(folder.glob("[a-z]*.py")):
@@ -69,15 +69,15 @@ def files(contract: type) -> dict[str, Path]:
 
 
 def names(contract: type) -> list[str]:
-    """The names that a recipe may use for this kind of part."""
+    """Return the names that a recipe may use for this kind of part."""
     return sorted(
         name for name, path in files(contract).items() if path.is_relative_to(REGARD) or class_in(path, contract)
     )
 
 
 def find(contract: type[T], name: str) -> type[T]:
-    """The class that a recipe calls `name`."""
-    return _find(contract, str(name), tuple(added))  # type: ignore[arg-type]
+    """Return the class that a recipe calls `name`."""
+    return _find(contract, str(name), tuple(user_folders))  # type: ignore[arg-type]
 
 
 @cache
@@ -93,14 +93,16 @@ def _find(contract: Any, name: str, roots: tuple[Path, ...]) -> Any:
     kind = class_in(path, contract)
     if kind is None:
         wanted = name.title().replace("_", "")
-        raise UserError(f"{short(path)} should define a class {wanted} that is a {contract.__name__}{_instead(path)}")
+        raise UserError(
+            f"{short(path)} should define a class {wanted} that is a {contract.__name__}{_classes_in(path)}"
+        )
     missing = [n for n in dir(kind) if getattr(getattr(kind, n, None), "__isabstractmethod__", False)]
     if missing:
         raise UserError(f"{short(path)}: class {kind.__name__} does not define {', '.join(missing)}")
     return kind
 
 
-def _instead(path: Path) -> str:
+def _classes_in(path: Path) -> str:
     module = _load(path)
     own = [t.__name__ for t in vars(module).values() if inspect.isclass(t) and t.__module__ == module.__name__]
     return f", and holds {', '.join(own)}" if own else ", and holds no class"
@@ -127,7 +129,7 @@ def _load(path: Path) -> types.ModuleType:
 
 
 def _where(path: Path, error: BaseException) -> str:
-    """The file, and the line in it at which an error arose."""
+    """Return the file and the line in it at which an error arose."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     at = error.__traceback__
     while at is not None:
@@ -137,7 +139,7 @@ def _where(path: Path, error: BaseException) -> str:
 
 
 def class_in(path: Path, contract: type[T]) -> type[T] | None:
-    """The part of this kind that a file holds under its own name, if it does."""
+    """Return the class of this kind that has the file's name; None: there is none."""
     wanted = path.stem.replace("_", "")
     for thing in vars(_load(path)).values():
         if inspect.isclass(thing) and thing.__name__.lower().rstrip("_") == wanted and issubclass(thing, contract):
@@ -146,15 +148,15 @@ def class_in(path: Path, contract: type[T]) -> type[T] | None:
 
 
 def name_of(thing: object) -> str:
-    """What a recipe calls the part that this is, or this class is."""
+    """Return the recipe name of a part, given as an instance or a class."""
     kind = thing if isinstance(thing, type) else type(thing)
     return Path(inspect.getfile(kind)).stem
 
 
 def part(contract: type[T], spec: Any, **inherited: Any) -> T:
-    """An instance of a part: from a name, a table { part = name, ... }, or as it is when it is one already.
+    """Return a part from a name or a table { part = name, ... }; an instance is returned as it is.
 
-    `inherited` reaches the constructor only where it asks for a parameter of that name and the table is silent.
+    `inherited` arguments are passed on where the constructor takes them and the table does not set them.
     """
     slot = contract.__name__.lower()
     if isinstance(spec, contract):
@@ -175,13 +177,13 @@ def part(contract: type[T], spec: Any, **inherited: Any) -> T:
 
 
 def make(kind: type[T], given: dict[str, Any], inherited: dict[str, Any], name: str) -> T:
-    """An instance from a table of arguments. Whatever its constructor chokes on is told in a sentence."""
+    """Return an instance from a table of arguments; any error of its constructor becomes a UserError."""
     for key in ENCLOSING:
         if key in given and key in inherited and given[key] != inherited[key]:
             raise UserError(
                 f"{name}.{key} is {inherited[key]} here, from what stands around it, and cannot be {given[key]!r}"
             )
-    arguments = fit(kind, given, inherited, name)
+    arguments = check_arguments(kind, given, inherited, name)
     try:
         return kind(**arguments)
     except UserError:
@@ -195,8 +197,10 @@ def make(kind: type[T], given: dict[str, Any], inherited: dict[str, Any], name: 
         ) from error
 
 
-def fit(kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str | None = None) -> dict[str, Any]:
-    """The arguments for a constructor, checked against its signature."""
+def check_arguments(
+    kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str | None = None
+) -> dict[str, Any]:
+    """Return the arguments for a constructor, checked against its signature."""
     name = name or name_of(kind)
     wanted = _parameters(kind)
     open_to_all = [key for key in wanted if key not in ASSEMBLED]
@@ -216,7 +220,7 @@ def fit(kind: type, given: dict[str, Any], inherited: dict[str, Any], name: str 
 
 
 def takes(kind: type, argument: str) -> bool:
-    """Whether the constructor of a part has this argument."""
+    """Return whether the constructor of a part takes this argument."""
     return argument in _parameters(kind)
 
 
@@ -247,7 +251,7 @@ def _words(hint: Any) -> str:
 
 
 def _check(where: str, key: str, value: Any, hint: Any) -> None:
-    """Numbers, words, switches, tables and lists are told apart; anything richer is the constructor's to check."""
+    """Check a value against a type hint of simple types; the constructor checks anything else."""
     kinds = _kinds(hint)
     if hint is None or not all(kind in WORDS or kind is type(None) for kind in kinds):
         return
@@ -257,8 +261,8 @@ def _check(where: str, key: str, value: Any, hint: Any) -> None:
         raise UserError(f"{where} must be {_words(hint)}, not {shown(value)}")
     if key in SIZES and whole and value < 1:
         raise UserError(f"{where} must be at least 1, not {value}")
-    if whole and key != "seed" and value > SIZES.get(key, MOST):
-        raise UserError(f"{where} must be at most {SIZES.get(key, MOST):,}, not {value:,}")
+    if whole and key != "seed" and value > SIZES.get(key, MAX_INT):
+        raise UserError(f"{where} must be at most {SIZES.get(key, MAX_INT):,}, not {value:,}")
     if key == "eps" and value is not None and value < 0:
         raise UserError(f"{where} must not be negative, and is {value}")
     if (key == "dropout" or key.endswith("_dropout")) and not 0 <= value < 1:

@@ -1,5 +1,5 @@
-"""What settings are called elsewhere, above all by Hugging Face's TrainingArguments and configs, and what they are
-called here; and the commonest of ours, for who leaves out the section or takes a wrong one."""
+"""Other names of settings, above all those of Hugging Face's TrainingArguments and configs, and the keys here. The
+commonest keys are listed, too, for users who leave out the section or give a wrong one."""
 
 SYNONYMS = {
     "learning_rate": "train.lr",
@@ -62,7 +62,7 @@ SYNONYMS = {
     "length_penalty": "decode.length_penalty",
     "repetition_penalty": "decode.repetition_penalty",
     "num_return_sequences": "decode.num_return",
-    # what they were called before they had the field's names
+    # earlier names in regard
     "batch": "train.batch_tokens",
     "rows": "train.batch_size",
     "context": "train.context_length",

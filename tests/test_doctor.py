@@ -11,7 +11,7 @@ import torch
 from regard import build
 from regard.bases.attend import Attend
 from regard.cli import main
-from regard.doctor import trace
+from regard.doctor import trace_ops
 from regard.native.build import load_kernels
 from regard.ops import dispatch
 
@@ -50,7 +50,7 @@ def tiny(name):
 
     def ask(phase):
         found: dict[str, list[tuple[str, str]]] = {}
-        for row in trace(model, 3, 13)[phase]:
+        for row in trace_ops(model, 3, 13)[phase]:
             found.setdefault(row["op"], []).append((row["runs_on"], row["why"]))
         return found
 
@@ -96,7 +96,7 @@ def test_kernels_that_are_switched_off():
 def test_a_mixer_that_declares_nothing():
     _, ask = tiny("retnet")
     assert ("separate ops", "the mixer 'retention' declares nothing to fuse") in ask("decoding")["fused step"]
-    assert ask("training")["fade"] == [("torch", "regard has no kernel for it")]
+    assert ask("training")["gated linear attention"] == [("torch", "regard has no kernel for it")]
 
 
 @needs_kernels
@@ -106,7 +106,7 @@ def test_a_bias_that_learns():
     for module in model.modules():
         if isinstance(module, Attend):
             module.dropout = 0.0
-    rows = trace(model, 3, 13)["training"]
+    rows = trace_ops(model, 3, 13)["training"]
     assert {
         "op": "attention",
         "runs_on": "torch",
@@ -116,7 +116,7 @@ def test_a_bias_that_learns():
 
 def test_a_model_that_does_not_decode():
     torch.manual_seed(0)
-    found = trace(build("bert", size="tiny", vocab=61), 3, 13)
+    found = trace_ops(build("bert", size="tiny", vocab=61), 3, 13)
     assert found["decoding"] is None
     assert found["training"]
 

@@ -1,4 +1,4 @@
-"""Evaluation of a run: teacher forcing against the model's own words, answers against references."""
+"""Evaluating a run: teacher forcing against step-by-step decoding, answers against references."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
-from regard.tasks.dev import gather
+from regard.tasks.dev import group_references
 from regard.tasks.run import Run
 
 ROWS = [("one two", "two one"), ("three", "three"), ("one", "uno"), ("one", "one"), ("two three one", "one three two")]
@@ -35,7 +35,7 @@ def run(words) -> Run:
 
 
 def plain_loss(run: Run, source: str, target: str) -> list[float]:
-    """-log p of each token of one target and its end, one model call for one pair."""
+    """Return -log p of each token of one target and its end, with one call per pair."""
     read = torch.tensor([[*run.source.encode([source])[0], run.source.end]])
     right = [*run.target.encode([target])[0], run.target.end]
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_loss_of_pairs(run):
 
 @pytest.mark.parametrize("documents", [True, False])
 def test_loss_of_a_text(documents):
-    """Every token is asked for once, in windows of the context, which overlap by half."""
+    """Every token is a target once, in windows that overlap by half."""
     letters = Tokenizer.train("characters", [text for (text,) in TEXT])
     run = make("transformer-decoder", letters, "train.context_length=7", documents=documents)
     told = evaluate(run, TEXT, ["perplexity", "loss"])
@@ -89,7 +89,7 @@ def test_bits_per_character(kind):
 LOSSY = {
     "an unknown word": (lambda: Tokenizer.train("words", ["one two three"], 6), "one two three"),
     "lowercase": (lambda: Tokenizer.train("bpe", ["One Two"], 300, lowercase=True), "One Two"),
-    "another form": (lambda: Tokenizer.train("bytes", ["x"], normalise="nfkc"), "\uff11\uff12"),
+    "another form": (lambda: Tokenizer.train("bytes", ["x"], normalize="nfkc"), "\uff11\uff12"),
     "an unknown character": (lambda: Tokenizer.train("characters", ["one two"]), "one more"),
     "a gap": (lambda: Tokenizer.train("words", ["one two"]), "one   two"),
 }
@@ -111,7 +111,7 @@ def test_no_bits_per_character_of_text_that_the_tokenizer_loses(case):
 
 
 def test_bits_per_character_where_the_end_mark_is_the_line_end(words):
-    """Words have no token for the end of a line, and an end mark stands there instead: nothing is lost."""
+    """A tokenizer of words has no token for line ends; the end token replaces them, so nothing is lost."""
     told = evaluate(make("transformer-decoder", words, documents=False), TEXT, None)
     assert set(told["scores"]) == {"loss", "perplexity", "bits_per_character", "bits_per_byte"}
     assert told["notes"] == []
@@ -133,7 +133,7 @@ def test_answers_are_compared(run):
 
 
 def test_answers_that_are_right(run, monkeypatch):
-    """With a model that knows one of the two right answers."""
+    """Evaluate a model that gives one of the two right answers."""
     known = dict(reversed(ROWS))
     monkeypatch.setattr(Run, "_text", lambda self, one, ids: known[self.source.decode(one.ids)])
     strict = evaluate(run, ROWS, ["exact", "token_error"], DecodeConfig(max_new_tokens=2))
@@ -173,13 +173,17 @@ def test_examples_beyond_the_positions(words):
 
 
 def test_gather():
-    assert gather(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
-    assert gather(ROWS, False, 3)[0] == ["one two", "three", "one"]
-    assert gather([(str(i), "") for i in range(10)], False, 3)[0] == ["0", "3", "6"]  # not the first ones alone
-    sources, references = gather(ROWS, True)
+    assert group_references(ROWS[:2], False) == (["one two", "three"], [["two one"], ["three"]])
+    assert group_references(ROWS, False, 3)[0] == ["one two", "three", "one"]
+    assert group_references([(str(i), "") for i in range(10)], False, 3)[0] == [
+        "0",
+        "3",
+        "6",
+    ]  # not the first ones alone
+    sources, references = group_references(ROWS, True)
     assert sources == ["one two", "three", "one", "two three one"]
     assert references[2] == ["uno", "one"]
-    sources, references = gather([*ROWS, ("one", "1")], True, 3)
+    sources, references = group_references([*ROWS, ("one", "1")], True, 3)
     assert sources == ["one two", "three", "one"]
     assert references[2] == ["uno", "one", "1"]  # also one that comes after a source too many
 

@@ -168,3 +168,9 @@ def test_what_comes_first_does_without_torch():
     for path in EVERY:
         if path.relative_to(ROOT).parts[0].removesuffix(".py") in FIRST:
             assert "torch" not in re.findall(r"^\s*(?:import|from) (\w+)", path.read_text("utf-8"), re.M)
+
+
+def test_tests_mirror_the_tree():
+    """A folder of tests is named after the folder of regard that it tests, unless it tests all of them."""
+    tests, folders = ({path.parent.name for path in root.glob("*/*.py")} for root in (Path(__file__).parent, ROOT))
+    assert tests - {"hostile", "laws", "parity"} == folders

@@ -79,13 +79,13 @@ LEARNING = """
 import os, signal, sys, threading
 from regard.data import pieces
 
-counted = pieces._counted
+counted = pieces._count_characters
 
 def stopped(*given):
     yield from counted(*given)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # when the library is at work
 
-pieces._counted = stopped
+pieces._count_characters = stopped
 """
 
 
@@ -103,13 +103,13 @@ def test_while_a_tokenizer_is_learned(tmp_path):
 @pytest.fixture
 def learned_in(monkeypatch):
     """The threads in which tokenizers are learned."""
-    seen, counted = [], pieces._counted
+    seen, counted = [], pieces._count_characters
 
     def watched(*given):
         seen.append(threading.current_thread())
         return counted(*given)
 
-    monkeypatch.setattr(pieces, "_counted", watched)
+    monkeypatch.setattr(pieces, "_count_characters", watched)
     return seen
 
 

@@ -32,12 +32,12 @@ def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch):
 
 
 def test_a_large_model_can_still_be_drawn(monkeypatch):
-    from regard.look.sketch import parameters, sketch
+    from regard.look.sketch import build_without_weights, parameters_of_recipe
 
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**9)
     made = recipe.load("llama", "2-13b") | {"vocab": 32000}
-    assert 13.0e9 < parameters(made) < 13.1e9
-    assert sketch(made).width == 5120
+    assert 13.0e9 < parameters_of_recipe(made) < 13.1e9
+    assert build_without_weights(made).width == 5120
 
 
 def test_a_limit_of_the_process_counts(monkeypatch):
@@ -46,6 +46,6 @@ def test_a_limit_of_the_process_counts(monkeypatch):
 
 
 def test_bytes_are_told_in_units_that_are_read():
-    assert [memory.in_bytes(n) for n in (0, 999, 1234, 5 * 10**9, 10**30)] == [
+    assert [memory.format_bytes(n) for n in (0, 999, 1234, 5 * 10**9, 10**30)] == [
         "0 bytes", "999 bytes", "1.2 kB", "5.0 GB", "1,000,000,000,000.0 EB",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scores against their definitions and against sacreBLEU itself."""
+"""Metrics against their definitions and against sacreBLEU."""
 
 import random
 
@@ -64,7 +64,7 @@ def test_sacrebleu_is_what_it_is():
 
 
 def test_text_that_is_tokenised_already():
-    """13a would part the comma from the word."""
+    """The tokenizer 13a would split the comma from the word."""
     answers, references = ["a , b c d e"], [["a, b c d e"]]
     assert one("bleu", answers, references, "13a").value == pytest.approx(100)
     plain = one("bleu", answers, references, "none")
@@ -102,7 +102,7 @@ def test_chinese_by_default():
 
 @pytest.mark.parametrize("name", ["bleu", "chrf", "ter", "exact", "token_error", "sequence_error"])
 def test_empty_answers_and_references(name):
-    """Nothing said is a bad answer and no accident."""
+    """An empty answer is a wrong answer, not an error."""
     assert 0 <= one(name, ["", "a b"], [["x y", "z"], ["a b"]]).value <= 100
     assert one(name, ["", "a"], [[""], ["a"]]).value >= 0
 
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_words_in_pieces_are_joined_first():
-    """As subword-nmt writes them; text in pieces is tokenised already."""
+    """Subwords as subword-nmt writes them; such text is tokenized already."""
     answers, references = ["a pul@@ ley sys@@ tem (r@@ e@@"], [["a pulley system (re"]]
     assert [score.value for score in measure(["exact", "token_error"], answers, references)] == [100.0, 0.0]
     (score,) = measure(["bleu"], references[0], [answers])

@@ -20,7 +20,7 @@ print(tuple(model(torch.zeros(1, 3, dtype=torch.long)).shape))
 PARITY = """
 import pathlib, sys
 from regard.verify import golden, report
-with golden.looking_in(pathlib.Path(sys.argv[1]) if sys.argv[1:] else None):
+with golden.use_folder(pathlib.Path(sys.argv[1]) if sys.argv[1:] else None):
     section = report.parity("attn_dot")
     print(section.note or " ".join(f"{finding.law} {finding.holds}" for finding in section.findings))
 """
@@ -50,11 +50,11 @@ def test_it_holds_everything(wheel):
     assert not any(name.startswith(("tests", "bench")) for name in held)
 
 
-def test_it_works_from_another_folder(wheel, tmp_path):
+def test_it_works_from_another_folder(wheel, tmp_path, hasty):
     place = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True)
-    env = {"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": str(place), "PATH": f"{hasty}:/usr/bin:/bin", "HOME": str(tmp_path)}
     ran = [sys.executable, "-c", CODE.format(place=str(place))]
     assert (
         subprocess.run(ran, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout == "(1, 3, 61)\n"
@@ -78,10 +78,10 @@ def test_it_says_where_golden_files_are_looked_for(wheel, tmp_path):
         return done.stdout + done.stderr
 
     assert told() == (
-        "not compared: golden files are not installed with regard; say --golden FOLDER or set REGARD_GOLDEN, for "
+        "not compared: golden files are not installed with regard; give --golden FOLDER or set REGARD_GOLDEN, for "
         "example to tests/golden of a checkout of regard\n"
     )
-    assert "no golden: there is no attn_dot-*.safetensors in " in told(REGARD_GOLDEN=str(tmp_path))
+    assert "no golden file: there is no attn_dot-*.safetensors in " in told(REGARD_GOLDEN=str(tmp_path))
     assert "REGARD_GOLDEN: there is no folder 'nowhere'" in told(REGARD_GOLDEN="nowhere")
     assert "--golden: there is no folder 'nowhere'" in told("nowhere")
     goldens = ROOT / "tests" / "golden"

@@ -23,7 +23,7 @@ OTHERS = ["bert", "fasttext", "vit", "longformer", "transformer", "t5", "whisper
 def drawn(name):
     torch.manual_seed(0)
     model = regard.build(name, size="tiny", vocab=61).eval()
-    given = model.draw(2, 9)
+    given = model.random_inputs(2, 9)
     return model, given.pop("tokens"), given
 
 
@@ -55,7 +55,9 @@ def test_hooks_fire_forwards_and_backwards(name):
     """Of every module whose forward does something: linear maps, norms, mixers, layers, stacks, embeds and heads."""
     model, tokens, given = drawn(name)
     kinds = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.LSTM, Norm, Mixer, type(model.stack), type(model.embed))
-    watched = {path: m for path, m in model.named_modules() if isinstance(m, kinds) and not getattr(m, "idle", False)}
+    watched = {
+        path: m for path, m in model.named_modules() if isinstance(m, kinds) and not getattr(m, "is_identity", False)
+    }
     forth, back = set(), set()
     for path, module in watched.items():
         module.register_forward_hook(lambda *_, path=path: forth.add(path))

@@ -1,4 +1,4 @@
-"""Goes on with prompts, greedily, in one of two ways.
+"""Continue prompts greedily, by regard or by Hugging Face.
 
 generate.py ours|hugging FOLDER ROWS PROMPT NEW THREADS [int8]
 """
@@ -18,13 +18,13 @@ tokens = torch.randint(1000, 40_000, (rows, prompt), generator=torch.Generator()
 if which == "ours":
     from regard import restore
     from regard.decode import Request, greedy
-    from regard.decode.int8 import quantise
+    from regard.decode.int8 import quantize
     from regard.machine import tune
 
     tune()
     model = restore(folder).eval()
     if "int8" in sys.argv:
-        quantise(model)
+        quantize(model)
 
     def generate(new: int) -> list[list[int]]:
         request = Request(tokens, -1, torch.full((rows,), new))
@@ -48,7 +48,7 @@ said: list[list[int]] = []
 
 
 def go() -> dict:
-    """How long all took, and how long the prompts and the first token alone."""
+    """Return the seconds of the whole generation, and of the prompts with the first token alone."""
     begun = time.perf_counter()
     generate(1)
     first = time.perf_counter()

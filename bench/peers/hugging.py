@@ -1,9 +1,9 @@
-"""Hugging Face transformers, trained by a plain loop: padded batches, its own loss, AdamW of torch, fused.
+"""Hugging Face transformers in a plain training loop: padded batches, its own loss, torch's fused AdamW.
 
 hugging.py FOLDER BATCHES.json pairs|text|masked
 
-Where the file names an optimizer, a learning rate, a warm-up, the steps until the rate is nothing, and a label
-smoothing, they are followed.
+The file may name an optimizer, a learning rate, a warmup, the steps until the learning rate is 0, and a label
+smoothing.
 """
 
 import json

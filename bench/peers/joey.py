@@ -1,4 +1,4 @@
-"""joeynmt 2.3 as its own `train` does it: its data, its batches, its model, its step.
+"""joeynmt 2.3 as its own `train` runs it: its data, its batches, its model, its step.
 
 joey.py CONFIG.yaml
 """
@@ -21,7 +21,7 @@ trainer = TrainManager(
 
 
 def batches():
-    """Epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     made = data.make_iter(
         batch_size=args.train.batch_size, batch_type=args.train.batch_type, seed=args.seed, shuffle=True,
         num_workers=0, device=args.device, eos_index=model.eos_index, pad_index=model.pad_index,

@@ -1,9 +1,9 @@
-"""regard's own training, step by step as `regard train` does it, on the batches of a file.
+"""regard's training steps as `regard train` takes them, on the batches of a file.
 
 ours.py RUN BATCHES.json pairs|text|masked
 
-Where the file names an optimizer, a learning rate, a warm-up, the steps until the rate is nothing, and a label
-smoothing, they are followed.
+The file may name an optimizer, a learning rate, a warmup, the steps until the learning rate is 0, and a label
+smoothing.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from regard import restore, save
-from regard.data.batches import IGNORE, Batch, Feed, forced
+from regard.data.batches import IGNORE, Batch, ResumableBatches, teacher_forced
 from regard.machine import tune
 from regard.parts.objectives.masked import Masked
 from regard.parts.objectives.next_token import NextToken
@@ -38,7 +38,7 @@ class Fixed:
         batch = told["batches"][number]
         if kind == "pairs":
             rows = zip(batch["source"], batch["target"], strict=True)
-            return forced([tuple(map(np.array, row)) for row in rows], told["start"], told["pad"])
+            return teacher_forced([tuple(map(np.array, row)) for row in rows], told["start"], told["pad"])
         tokens = torch.tensor(batch["tokens"])
         if kind == "text":
             return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), count=tokens[:, 1:].numel())
@@ -51,8 +51,8 @@ model = restore(folder)
 objective = Masked() if kind == "masked" else NextToken(told.get("smoothing", 0.0))
 warmup, clip = told.get("warmup", 0), told.get("clip", 1.0)
 by = told.get("optimizer", "adamw")
-settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, clip=clip, eps=1e-8)
-learner = Learner(model, objective, Feed(Fixed()), settings)  # type: ignore[arg-type]
+settings = Settings(lr=told.get("lr", 1e-4), optimizer=by, schedule="constant", warmup=0, max_grad_norm=clip, eps=1e-8)
+learner = Learner(model, objective, ResumableBatches(Fixed()), settings)  # type: ignore[arg-type]
 
 
 def loss() -> dict:

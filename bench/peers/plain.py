@@ -1,4 +1,4 @@
-"""Loops that people write by hand around torch's own layers, or around x-transformers'.
+"""Handwritten training loops around torch's own layers, or around x-transformers.
 
 plain.py nn_transformer|gpt|x_transformers BATCHES.json WIDTH HEADS DEPTH HIDDEN VOCAB DROPOUT
 """
@@ -43,7 +43,7 @@ class Seq2seq(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm, one map for queries, keys and values, torch's fused attention."""
+    """A pre-norm block with fused query, key and value, and torch's fused attention."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Gpt(nn.Module):
 
 
 def foreign() -> nn.Module:
-    """As much like a GPT as its flags allow."""
+    """Return an x-transformers model as similar to a GPT as its flags allow."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(

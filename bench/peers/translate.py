@@ -1,8 +1,8 @@
-"""Translates the sentences of a file, by beam search, in one of three ways.
+"""Translate the sentences of a file by beam search, by regard, Hugging Face or CTranslate2.
 
     translate.py ours|hugging|ctranslate2 MODEL SOURCES.json BEAM THREADS [int8|shortlist|each|stop=...|one]
 
-one: each sentence by a call of its own, as a user who waits for it would see it.
+one: each sentence by a separate call, as a user who waits for it would see it.
 
 SOURCES.json: {"texts": [...], "tokens": [[...]], "ids": [[...]], "pad": n}. Texts are pieces between spaces.
 """

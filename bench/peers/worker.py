@@ -1,4 +1,4 @@
-"""What every contender does: wait for a word, work, and tell how long it took. Needs nothing but Python."""
+"""The loop of every contender: wait for a command, work, and report the time. Needs nothing but Python."""
 
 import json
 import multiprocessing
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def peak() -> float:
-    """Largest resident memory so far, in MiB."""
+    """Return the peak of resident memory so far, in MiB."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 
 
 def rest() -> None:
-    """The peak is counted from here."""
+    """Reset the peak of resident memory."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -26,9 +26,9 @@ def rest() -> None:
 
 
 class Held(threading.Thread):
-    """The most memory that this process and those beside it have held together, in MiB. What they share counts once,
-    and files that others have mapped as well count in full, as they do for others. To look takes a while, so that it is
-    done ten times a second until the first round is over, which does not count, and after each of the others."""
+    """The peak memory of this process and its workers together, in MiB. Shared pages count once; files that others have
+    mapped as well count in full. Sampling is slow, so it is done ten times a second during the first round, which does
+    not count, and after each of the others."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -46,7 +46,7 @@ class Held(threading.Thread):
         return self.most
 
     def after(self) -> float:
-        """At the end of a round."""
+        """Sample at the end of a round."""
         self.warm.set()
         return self.look()
 
@@ -61,7 +61,7 @@ class Held(threading.Thread):
 
 
 def serve(go: Callable[..., dict[str, Any]], **others: Callable[..., dict[str, Any]]) -> None:
-    """Lines in: "go ...", other words, "end". Lines of JSON out. Whatever else is printed goes to the terminal."""
+    """Answer lines of input ("go ...", other commands, "end") with lines of JSON. Other prints go to the terminal."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

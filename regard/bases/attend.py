@@ -1,4 +1,4 @@
-"""Softmax attention: one function, the kernel chosen for the case at hand or forced.
+"""Softmax attention as a module, which chooses the kernel for each call unless one is given.
 
 out = softmax(q k^T + bias, over the keys that the pattern allows) v
 """
@@ -42,51 +42,53 @@ class Attend(nn.Module):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        see: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         plain: Tensor | None = None,
     ) -> Tensor:
-        """q and k are as `score` and `position` left them; `plain` is the query for biases that ask."""
+        """q and k are the outputs of `score` and `position`; `plain` is the query for biases that need one."""
         drop = self.dropout if self.training else 0.0
-        kernel = self.choose(q, k, see, score, position, drop)
+        kernel = self.choose(q, k, mask, score, position, drop)
         plain = q if plain is None else plain
         if kernel == "reference":
-            return reference.attend(q, k, v, see, score, position, plain, drop, self.weights)
-        if kernel != "sdpa" and torch.is_autocast_enabled(q.device.type):  # which knows nothing of our own kernels
+            return reference.attend(q, k, v, mask, score, position, plain, drop, self.weights)
+        if kernel != "sdpa" and torch.is_autocast_enabled(
+            q.device.type
+        ):  # autocast does not convert the inputs of our own kernels
             q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
         how = {"sdpa": dense, "blocks": blocks, "flex": flex}[kernel]
-        return how.attend(q, k, v, see, position, plain, drop)
+        return how.attend(q, k, v, mask, position, plain, drop)
 
     @property
-    def usual(self) -> bool:
-        """Whether nobody watches, and nobody asked for a kernel in particular."""
+    def is_default(self) -> bool:
+        """Whether the tap is not watched and no other kernel than sdpa was chosen."""
         return self.kernel in ("auto", "sdpa") and not self._modules["weights"].watchers  # type: ignore[union-attr]
 
-    def choose(self, q: Tensor, k: Tensor, see: AttentionMask, score: Score, position: Position, drop: float) -> str:
-        """The kernel for this case. A watched tap, a score that is no dot product and a position that reads the
-        weights need the explicit weights, whatever was asked for; steps after the first go to sdpa."""
-        if why := self._needs_weights(score, position):
+    def choose(self, q: Tensor, k: Tensor, mask: AttentionMask, score: Score, position: Position, drop: float) -> str:
+        """Return the kernel for this call. A watched tap, a score that is not a dot product and a position with an
+        output bias need explicit weights, whatever kernel was given; steps after the first use sdpa."""
+        if why := self._why_explicit(score, position):
             note("attention", why)
             return "reference"
-        if see.row_owner is not None:
+        if mask.row_owner is not None:
             return "sdpa"
         if self.kernel == "sdpa":
             return "sdpa"
         if self.kernel == "auto":
-            if not blocks.pays(q.shape[2], q.device, see, position, drop):
+            if not blocks.is_faster(q.shape[2], q.device, mask, position, drop):
                 return "sdpa"
             note("attention", "the pattern leaves so much out that torch is faster block by block")
             return "blocks"
-        if self.kernel != "reference" and not {"blocks": blocks, "flex": flex}[self.kernel].can(see):
+        if self.kernel != "reference" and not {"blocks": blocks, "flex": flex}[self.kernel].supports(mask):
             return "sdpa"
-        note("attention", f"kernel = '{self.kernel}' is asked for")
+        note("attention", f"kernel = '{self.kernel}' was chosen")
         return self.kernel
 
-    def _needs_weights(self, score: Score, position: Position) -> str:
-        """Return why the weights have to be written down; an empty string where they need not."""
+    def _why_explicit(self, score: Score, position: Position) -> str:
+        """Return why explicit weights are needed; an empty string where they are not."""
         if self.weights.watched:
             return "its weights are watched"
         if not score.is_dot:
-            return "its score is no dot product"
-        return "its position reads the weights" if position.acts("read") else ""
+            return "its score is not a dot product"
+        return "its position has an output bias" if position.acts("output_bias") else ""

@@ -13,8 +13,8 @@ class AttentionMask(NamedTuple):
     """A pattern at given positions of queries and keys.
 
     from_start: queries and keys are positions 0, 1, 2, ... of the same rows, in order.
-    holes: some key_at may be -1, a key that nobody may attend to.
-    known: the masks that were computed before, where several calls ask for the same.
+    holes: some key_at may be -1, a key that no query may attend to.
+    cache: masks that were computed before, where several calls need the same.
     row_owner: (batch, m or more) the row whose cache holds each key; None where every row has its own.
     """
 
@@ -23,7 +23,7 @@ class AttentionMask(NamedTuple):
     key_at: Tensor  # (batch or 1, m)
     from_start: bool = False
     holes: bool = False
-    known: dict[tuple[Pattern, int], tuple[Tensor | None, bool]] | None = None
+    cache: dict[tuple[Pattern, int], tuple[Tensor | None, bool]] | None = None
     row_owner: Tensor | None = None
 
     @property
@@ -40,17 +40,17 @@ class AttentionMask(NamedTuple):
     def mask(self, heads: int) -> tuple[Tensor | None, bool]:
         """Return the mask, None on a CPU where it hides nothing, and whether every query is known to attend to
         something. Other devices are not asked: to wait for them would cost more."""
-        if self.known is not None and (self.pattern, heads) in self.known:
-            return self.known[self.pattern, heads]
+        if self.cache is not None and (self.pattern, heads) in self.cache:
+            return self.cache[self.pattern, heads]
         mask = self.full_mask(heads)
         found = mask, mask is None
         if mask is not None and mask.device.type == "cpu":
             found = (None, True) if bool(mask.all()) else (mask, bool(mask.any(-1).all()))
-        if self.known is not None:
-            self.known[self.pattern, heads] = found
+        if self.cache is not None:
+            self.cache[self.pattern, heads] = found
         return found
 
-    def added(self, heads: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def as_attn_mask(self, heads: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Return what is added to logits: the bias with -inf where it is masked; without a bias, the mask or None."""
         mask = self.mask(heads)[0]
         if bias is None:

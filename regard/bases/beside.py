@@ -1,4 +1,4 @@
-"""Two mixers side by side, as one: what joins them is left to a part."""
+"""The base of mixers that run two mixers in parallel; a part joins their outputs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from regard.core import Context, Cost, Growth, Mixer
 
 
 class Sides(NamedTuple):
-    """The state of each."""
+    """The states of the two mixers."""
 
     left: Any
     right: Any
 
 
 class Beside(Mixer[Sides]):
-    """`left` and `right` are set by the part, which writes `step` and `forward`."""
+    """The part sets `left` and `right`, and defines `step` and `forward`."""
 
     left: Mixer
     right: Mixer
@@ -35,7 +35,7 @@ class Beside(Mixer[Sides]):
         return Cost(left.flops + right.flops, left.state + right.state if self.streams else 0)
 
     def growth(self) -> Growth:
-        return self.left.growth().beside(self.right.growth())
+        return self.left.growth().combine(self.right.growth())
 
     def value_path(self) -> Iterator[Tensor]:
         yield from self.left.value_path()

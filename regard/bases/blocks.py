@@ -1,12 +1,12 @@
-"""Block-sparse attention: a block of queries is compared only with the keys that its pattern lets it see.
+"""Block-sparse attention: a block of queries is compared only with the keys that its pattern allows.
 
-So time and memory grow linearly for a window, whatever the length. Weights live for one block at a time: the backward
-makes them again. With S = q k^T + bias and P = softmax(S):
+Time and memory are linear in the length for a window. Weights exist for one block at a time, and the backward pass
+computes them again. With S = q k^T + bias and P = softmax(S):
 
     dv = P^T dy        dS = P * (dy v^T - dy . y)        dq = dS k        dk = dS^T q
 
-Where the parts of a pattern are computed apart and joined, the log of the sum of exp(S) is told too, and its gradient
-is added to dS / P. As in Dao et al. 2022, "FlashAttention", arXiv:2205.14135. Works with gradients on every device.
+Where the parts of a pattern are computed separately and merged, log sum exp(S) is returned too, and its gradient is
+added to dS / P. As in Dao et al. 2022, "FlashAttention", arXiv:2205.14135. Works with gradients on every device.
 """
 
 from __future__ import annotations
@@ -19,78 +19,79 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.core import Position, UserError
-from regard.ops.join import Part, join
+from regard.ops.join import PartialAttention, merge
 
 from .attention_mask import AttentionMask
 from .layout import Cover, Look, outline, plan, share
 
 BLOCK = 128  # queries
-AT_ONCE = 1 << 19  # scores that live together, so that they stay in the CPU's cache
-LENGTH = {"cpu": 512, "cuda": 16384}  # what is shorter is left to the dense kernel
-SHARE = {"cpu": 0.4, "cuda": 0.1}  # of all pairs; what has more is left to the dense kernel
-SLOW = 1.75  # times the share, where the dense kernel has to write all weights down
+MAX_SCORES = 1 << 19  # in memory at a time, so that they stay in the CPU's cache
+MIN_LENGTH = {"cpu": 512, "cuda": 16384}  # what is shorter is left to the dense kernel
+MAX_SHARE = {"cpu": 0.4, "cuda": 0.1}  # of all pairs; what has more is left to the dense kernel
+SLOW_DENSE = 1.75  # times the share, where the dense kernel has to write all weights down
 
 
-def can(see: AttentionMask) -> bool:
-    """Queries and keys must be the same positions, from 0 on."""
-    return see.from_start
+def supports(mask: AttentionMask) -> bool:
+    """Return whether queries and keys are the same positions, from 0 on."""
+    return mask.from_start
 
 
-def pays(length: int, where: torch.device, see: AttentionMask, position: Position, drop: float) -> bool:
-    """Whether it is faster than the dense kernel for so many queries, as far as the pattern tells without a batch's
-    data."""
-    if not can(see):
+def is_faster(length: int, where: torch.device, mask: AttentionMask, position: Position, drop: float) -> bool:
+    """Return whether this kernel is faster than the dense one for so many queries, judged by the pattern alone."""
+    if not supports(mask):
         return False
     device = "cpu" if where.type == "cpu" else "cuda"
     slow = device == "cpu" and (drop > 0 or position.acts("bias"))
-    pattern = outline(see.pattern)
-    if pattern is None or length < LENGTH[device] or (see.causal_only and not slow):
+    pattern = outline(mask.pattern)
+    if pattern is None or length < MIN_LENGTH[device] or (mask.causal_only and not slow):
         return False
-    return share(pattern, length, BLOCK, where) < SHARE[device] * (SLOW if slow else 1)
+    return share(pattern, length, BLOCK, where) < MAX_SHARE[device] * (SLOW_DENSE if slow else 1)
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: AttentionMask,
+    mask: AttentionMask,
     position: Position,
     plain: Tensor,
     drop: float,
     block: int = BLOCK,
 ) -> Tensor:
-    return _weave([join(parts).y for parts in _heads(q, k, v, see, position, plain, drop, block)], q)
+    return _interleave_heads([merge(parts).y for parts in _heads(q, k, v, mask, position, plain, drop, block)], q)
 
 
-def partly(
+def attend_partially(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: AttentionMask,
+    mask: AttentionMask,
     position: Position,
     plain: Tensor,
     drop: float,
     block: int = BLOCK,
-) -> Part:
-    """One part of an attention over more than `see` allows, to be joined to the others."""
-    heads = [join(parts) for parts in _heads(q, k, v, see, position, plain, drop, block, alone=False)]
-    return Part(_weave([y for y, _ in heads], q), _weave([total for _, total in heads], q))
+) -> PartialAttention:
+    """Return attention over the keys that `mask` allows, to be merged with attention over other keys."""
+    heads = [merge(parts) for parts in _heads(q, k, v, mask, position, plain, drop, block, alone=False)]
+    return PartialAttention(
+        _interleave_heads([y for y, _ in heads], q), _interleave_heads([total for _, total in heads], q)
+    )
 
 
 def _heads(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: AttentionMask,
+    mask: AttentionMask,
     position: Position,
     plain: Tensor,
     drop: float,
     block: int,
     alone: bool = True,
-) -> Iterator[list[Part]]:
-    """For each head of the pattern, what is to be joined; the totals only where there is something to join."""
+) -> Iterator[list[PartialAttention]]:
+    """Yield, for each head of the pattern, the partial attentions to merge; log-sum-exps only where they are needed."""
     heads, seed = q.shape[1], int(torch.randint(1 << 62, ())) if drop else 0
-    plans = plan(outline(see.pattern), q.shape[2], block, q.device)[:heads]
+    plans = plan(outline(mask.pattern), q.shape[2], block, q.device)[:heads]
     own = len(plans)  # heads that differ: head h follows the pattern's head h % own
     if own > 1 and k.shape[1] != heads:
         k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
@@ -100,15 +101,17 @@ def _heads(
         chosen = (q, k, v) if own == 1 else (q[:, ours], k[:, ours], v[:, ours])
         parts = []
         for among, looks in covers or [Cover(None, [])]:
-            there = see if among is None else see._replace(pattern=see.pattern & among)
+            there = mask if among is None else mask._replace(pattern=mask.pattern & among)
             job = Job(there, looks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
             seed += 1
-            parts.append(Part(*Sparse.apply(job, *chosen, plain if position.asks else None, *learned)))
+            parts.append(
+                PartialAttention(*Sparse.apply(job, *chosen, plain if position.needs_query else None, *learned))
+            )
         yield parts
 
 
-def _weave(heads: list[Tensor], q: Tensor) -> Tensor:
-    """(batch, heads, ...) from one for each head of the pattern, which goes round the heads."""
+def _interleave_heads(heads: list[Tensor], q: Tensor) -> Tensor:
+    """Return (batch, heads, ...) from the outputs for each head of the pattern, which repeats over the heads."""
     own = len(heads)
     if own == 1:
         return heads[0]
@@ -117,24 +120,24 @@ def _weave(heads: list[Tensor], q: Tensor) -> Tensor:
 
 
 class Job(NamedTuple):
-    """All that one call needs besides its tensors."""
+    """The arguments of one call besides its tensors."""
 
-    see: AttentionMask
+    mask: AttentionMask
     looks: list[Look]
     position: Position
-    heads: int  # of the whole call
+    heads: int  # of all jobs together
     ours: slice  # those of this job
     drop: float
     seed: int
-    joined: bool  # the totals are wanted
+    joined: bool  # log-sum-exps are needed
 
     def pieces(self, q: Tensor) -> Iterator[tuple[tuple[Any, ...], Look]]:
-        """Where in q, and what is looked at from there; in the same order whenever asked."""
+        """Yield an index into q and the block for it, always in the same order."""
         for look in self.looks:
             hidden = self.hidden(look)
-            fixed = self.see.pattern.fixed
+            fixed = self.mask.pattern.fixed
             scores = q.shape[1] * max(hidden[0, 0].numel(), 1)
-            some = max(AT_ONCE // scores, 1) if fixed or len(hidden) == 1 else 1
+            some = max(MAX_SCORES // scores, 1) if fixed or len(hidden) == 1 else 1
             for row in range(0, len(q), some):
                 rows = slice(row, min(row + some, len(q)))
                 piece = look._replace(hidden=hidden[rows] if len(hidden) > 1 else hidden)
@@ -143,45 +146,46 @@ class Job(NamedTuple):
                     yield (rows, slice(None), look.queries), piece
 
     def hidden(self, look: Look) -> Tensor:
-        """(rows or 1, heads or 1, queries, keys): by the pattern, by this batch's data, by its padding."""
+        """Return the mask (rows or 1, heads or 1, queries, keys), True where hidden by pattern, batch data or
+        padding."""
         hidden = look.hidden
-        if hidden is None or not self.see.pattern.fixed:
-            allowed = self.see.at(*look.places(self.see.key_at.device), self.heads)
+        if hidden is None or not self.mask.pattern.fixed:
+            allowed = self.mask.at(*look.places(self.mask.key_at.device), self.heads)
             hidden = ~(allowed if allowed.shape[1] == 1 else allowed[:, self.ours])
             hidden = hidden.expand(-1, -1, *look.shape)
-        if self.see.holes:
-            hidden = hidden | (self.see.key_at[:, look.keys] < 0)[:, None, None, :]
+        if self.mask.holes:
+            hidden = hidden | (self.mask.key_at[:, look.keys] < 0)[:, None, None, :]
         return hidden
 
     def bias(self, asked: Tensor, look: Look) -> Tensor | None:
-        """(rows, heads, queries, keys), from queries (rows, any heads, queries, dim): all heads, if the bias asks."""
+        """Return the bias (rows, heads, queries, keys) for queries (rows, heads, queries, dim)."""
         bias = self.position.bias(*look.places(asked.device), asked)
         return None if bias is None else bias.expand(len(asked), self.heads, *look.shape)[:, self.ours]
 
     def score(self, q: Tensor, k: Tensor, bias: Tensor | None, look: Look) -> Tensor:
-        """(rows, heads, queries, keys); minus infinity where a query may not look."""
-        scores = spread(group(q, k) @ k.mT, q).to(torch.promote_types(q.dtype, torch.float32))
+        """Return the scores (rows, heads, queries, keys), -inf where hidden."""
+        scores = ungroup_heads(group_heads(q, k) @ k.mT, q).to(torch.promote_types(q.dtype, torch.float32))
         if bias is not None:
             scores += bias
         assert look.hidden is not None
         return scores.masked_fill_(look.hidden, float("-inf"))
 
     def weigh(self, scores: Tensor, look: Look) -> Tensor:
-        """Zeros where there is nothing to see."""
+        """Return the softmax of the scores, zeros for queries without keys."""
         assert look.hidden is not None
         weights = torch.softmax(scores, -1)
         lost = look.hidden.all(-1, keepdim=True)
         return weights.masked_fill_(lost, 0.0) if bool(lost.any()) else weights
 
     def kept(self, weights: Tensor, chance: torch.Generator) -> Tensor | None:
-        """What dropout multiplies the weights with."""
+        """Return the dropout factors of the weights; None without dropout."""
         if not self.drop:
             return None
         return torch.empty_like(weights).bernoulli_(1 - self.drop, generator=chance).div_(1 - self.drop)
 
 
 class Sparse(torch.autograd.Function):
-    """Attention over the pieces of a job; nothing of the size of the weights outlives its piece."""
+    """Attention over the blocks of a job; the weights of a block are freed after it."""
 
     @staticmethod
     def forward(
@@ -194,7 +198,7 @@ class Sparse(torch.autograd.Function):
         chance = torch.Generator(q.device).manual_seed(job.seed)
         with torch.autocast(q.device.type, enabled=False):
             for here, look in job.pieces(q):
-                keys, values = pick(k, here, look), pick(v, here, look)
+                keys, values = gather_keys(k, here, look), gather_keys(v, here, look)
                 bias = job.bias((q if plain is None else plain)[here], look)
                 scores = job.score(q[here], keys, bias, look)
                 if total is not None:
@@ -203,7 +207,7 @@ class Sparse(torch.autograd.Function):
                 kept = job.kept(weights, chance)
                 if kept is not None:
                     weights *= kept
-                y[here] = spread(group(weights.to(v.dtype), v) @ values, q[here])
+                y[here] = ungroup_heads(group_heads(weights.to(v.dtype), v) @ values, q[here])
         ctx.save_for_backward(q, k, v, y, plain)
         return y, total
 
@@ -220,29 +224,29 @@ class Sparse(torch.autograd.Function):
         bias = Bias(job, q, plain, ctx.learned)
         chance = torch.Generator(q.device).manual_seed(job.seed)
         for here, look in job.pieces(q):
-            q_here, dy_here, keys, values = q[here], dy[here], pick(k, here, look), pick(v, here, look)
+            q_here, dy_here, keys, values = q[here], dy[here], gather_keys(k, here, look), gather_keys(v, here, look)
             weights = job.weigh(job.score(q_here, keys, bias.at(here, look), look), look)
             kept = job.kept(weights, chance)
 
             read = weights if kept is None else weights * kept
-            put(dv, here, look, group(read.to(v.dtype), v).mT @ group(dy_here, v))
-            d_weights = spread(group(dy_here, v) @ values.mT, q_here).to(weights.dtype)
+            add_key_gradient(dv, here, look, group_heads(read.to(v.dtype), v).mT @ group_heads(dy_here, v))
+            d_weights = ungroup_heads(group_heads(dy_here, v) @ values.mT, q_here).to(weights.dtype)
             if kept is not None:
                 d_weights *= kept
             d_scores = d_weights.sub_(told[here]).mul_(weights)
             bias.back(d_scores, here)
-            d_scores = group(d_scores.to(q.dtype), k)
-            dq[here] = spread(d_scores @ keys, q_here)
-            put(dk, here, look, d_scores.mT @ group(q_here, k))
+            d_scores = group_heads(d_scores.to(q.dtype), k)
+            dq[here] = ungroup_heads(d_scores @ keys, q_here)
+            add_key_gradient(dk, here, look, d_scores.mT @ group_heads(q_here, k))
         return None, dq, dk.to(k.dtype), dv.to(v.dtype), bias.d_plain, *bias.d_learned
 
 
 class Bias:
-    """The position's bias in a backward, piece by piece: made again, and its gradients gathered."""
+    """The position's bias in the backward pass: computed again for each block, and its gradients summed."""
 
     def __init__(self, job: Job, q: Tensor, plain: Tensor | None, learned: tuple[Tensor, ...]):
         if any(ours is not theirs for ours, theirs in zip(learned, job.position.parameters(), strict=False)):
-            raise UserError("the position's weights were exchanged since the forward: use kernel 'sdpa' for that")
+            raise UserError("the position's weights were replaced since the forward pass: use kernel 'sdpa' for that")
         self.job, self.q, self.plain = job, q, plain
         self.wanted = [t for t in learned if t.requires_grad]
         self.d_plain = None if plain is None else torch.zeros_like(plain)
@@ -267,14 +271,14 @@ class Bias:
                 total += more
 
 
-def pick(k: Tensor, here: tuple[Any, ...], look: Look) -> Tensor:
-    """The keys or values (rows, kv_heads, keys, dim) of a piece."""
+def gather_keys(k: Tensor, here: tuple[Any, ...], look: Look) -> Tensor:
+    """Return the keys or values (rows, kv_heads, keys, dim) of a block."""
     k = k[here[0]]
     return k[:, :, look.keys] if isinstance(look.keys, slice) else k.index_select(2, look.keys)
 
 
-def put(dk: Tensor, here: tuple[Any, ...], look: Look, more: Tensor) -> None:
-    """Add to the gradient what a piece gives."""
+def add_key_gradient(dk: Tensor, here: tuple[Any, ...], look: Look, more: Tensor) -> None:
+    """Add the gradient of a block's keys or values."""
     dk = dk[here[0]]
     if isinstance(look.keys, slice):
         dk[:, :, look.keys] += more
@@ -282,11 +286,11 @@ def put(dk: Tensor, here: tuple[Any, ...], look: Look, more: Tensor) -> None:
         dk.index_add_(2, look.keys, more.to(dk.dtype))
 
 
-def group(q: Tensor, k: Tensor) -> Tensor:
-    """(rows, heads, n, any) -> (rows, kv_heads, group n, any): query heads that share a key head stand together."""
+def group_heads(q: Tensor, k: Tensor) -> Tensor:
+    """(rows, heads, n, any) -> (rows, kv_heads, group n, any): group the query heads that share a key head."""
     return q if q.shape[1] == k.shape[1] else q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
 
 
-def spread(y: Tensor, q: Tensor) -> Tensor:
-    """And back, (rows, heads, n, any) as in q."""
+def ungroup_heads(y: Tensor, q: Tensor) -> Tensor:
+    """Undo `group_heads`: return (rows, heads, n, any), as in q."""
     return y.reshape(*q.shape[:3], y.shape[3])

@@ -1,4 +1,4 @@
-"""States with a place for every position: keys and values of a sequence that grows, and of a source that does not."""
+"""Key-value caches: of a sequence that grows, and of a source that does not."""
 
 from __future__ import annotations
 
@@ -9,61 +9,64 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.mixer import under
+from regard.core.mixer import pad_and_cat
 from regard.ops.dispatch import inference_kernels
 
-ROUND = 8  # slots: a cache is cut down and grows by so many
-AHEAD = 24  # slots that there is room for besides those in use: memory that is never used costs, too
+SLOT_MULTIPLE = 8  # cache sizes are multiples of this
+SPARE_SLOTS = 24  # at most, allocated besides those in use
 
 
 class Cache(NamedTuple):
-    """Keys and values of the positions that may still be looked at. Layers share `at` and `held`, so these are never
-    written in place; keys and values are."""
+    """Keys and values of the positions that may still be attended to. Layers share `at` and `row_owner`, so these are
+    never written in place; keys and values are."""
 
-    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot takes what is not real
+    keys: Tensor  # (batch, slots + 1, kv_heads, key_dim); the last slot is for padding
     values: Tensor  # (batch, slots + 1, kv_heads, dim)
     at: Tensor  # (batch, slots + 1) the position in each slot, -1 for none
-    row_owner: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: every row its own
+    row_owner: Tensor | None = None  # (batch, slots + 1) the row that holds each slot; None: each row its own
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.at.shape[1] - 1
 
     def select(self, rows: Tensor) -> Cache:
-        """Of some rows; only slots in use are copied, and one more, which will be wanted next."""
+        """Return a copy of some rows, with only the slots in use and the next one."""
         used = (self.at[:, :-1] >= 0).any(0).nonzero()
-        keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.room) + 1
+        keep = min(_round(int(used[-1]) + 2 if len(used) else 0), self.capacity) + 1
         own = self.materialize()
         keys, values = (_rows_of(tensor, rows, keep) for tensor in own[:2])
         return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
 
     def reorder(self, rows: Tensor) -> Cache:
-        """As `select`, but nothing is copied: it is noted which row holds what."""
+        """Return `select(rows)` without copying: `row_owner` records which row holds each slot."""
         unless = "there are more rows than before" if len(rows) > len(self.keys) else ""
         if inference_kernels(self.keys, op="cache reorder", unless=unless) is None:
             return self.select(rows)
         if self.row_owner is None:
-            return Cache(self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.room + 1).contiguous())
+            return Cache(
+                self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.capacity + 1).contiguous()
+            )
         return Cache(self.keys, self.values, self.at[rows], self.row_owner[rows])
 
     def materialize(self) -> Cache:
-        """Every row holds its own."""
+        """Return the cache with all slots copied into their own rows."""
         if self.row_owner is None:
             return self
-        slot = torch.arange(self.room + 1, device=self.at.device)
+        slot = torch.arange(self.capacity + 1, device=self.at.device)
         return Cache(self.keys[self.row_owner, slot], self.values[self.row_owner, slot], self.at)
 
-    def grow(self, room: int) -> Cache:
-        """With so many slots, and a few more. Rows that nobody holds any more are left behind."""
+    def grow(self, capacity: int) -> Cache:
+        """Return the cache with at least this capacity, grown geometrically; rows that are no longer used may be
+        dropped."""
         kept = self.materialize() if 2 * len(self.at) <= len(self.keys) else self
-        return kept.widen(max(_round(room), self.room + self.room // 2))
+        return kept.widen(max(_round(capacity), self.capacity + self.capacity // 2))
 
-    def widen(self, room: int) -> Cache:
-        """With so many slots, if it has not more already."""
-        more = room - self.room
+    def widen(self, capacity: int) -> Cache:
+        """Return the cache with at least this capacity."""
+        more = capacity - self.capacity
         if more <= 0:
             return self
-        keys, values = (_longer(tensor, more) for tensor in self[:2])
+        keys, values = (_extend(tensor, more) for tensor in self[:2])
         row_owner = (
             None
             if self.row_owner is None
@@ -74,15 +77,15 @@ class Cache(NamedTuple):
     @staticmethod
     def join(caches: Sequence[Cache]) -> Cache:
         keys, values, at = zip(*(cache.materialize()[:3] for cache in caches), strict=True)
-        return Cache(under(keys), under(values), under(at, -1))
+        return Cache(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
 
 
 class Source(NamedTuple):
-    """Keys and values of what does not change while a sequence grows: an encoder's output. Rows may share them."""
+    """Keys and values of an encoder's output, which does not change while decoding. Rows may share them."""
 
     keys: Tensor  # (sources, kv_heads, m, key_dim)
     values: Tensor  # (sources, kv_heads, m, dim)
-    at: Tensor  # (sources, m) the place of each, -1 where it is not real
+    at: Tensor  # (sources, m) positions, -1 for padding
     rows: Tensor  # (batch,) the source of each row
 
     def select(self, rows: Tensor) -> Source:
@@ -93,10 +96,10 @@ class Source(NamedTuple):
         keys, values, at, rows = zip(*sources, strict=True)
         before = accumulate((len(places) for places in at), initial=0)
         mine = [own + ahead for own, ahead in zip(rows, before, strict=False)]
-        return Source(under(keys), under(values), under(at, -1), torch.cat(mine))
+        return Source(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1), torch.cat(mine))
 
     def materialize(self) -> Source:
-        """The same with every source looked at by as many rows, in its order, and none by nobody."""
+        """Return the sources such that each is used by the same number of consecutive rows, in order."""
         sources, batch = len(self.at), len(self.rows)
         own = torch.arange(sources, device=self.rows.device)
         if batch % sources == 0 and torch.equal(self.rows, own.repeat_interleave(batch // sources)):
@@ -108,17 +111,17 @@ class Source(NamedTuple):
 
 
 def _rows_of(tensor: Tensor, rows: Tensor, slots: int) -> Tensor:
-    """Return some rows of a tensor (rows, slots or more, ...), in memory of their own; where there are no gradients,
-    with room to become a little longer where they lie, if the tensor has some."""
+    """Return a copy of some rows of a tensor (rows, slots or more, ...); without gradients, with spare memory to grow
+    in place, if the tensor has some."""
     if torch.is_grad_enabled():
         return tensor[:, :slots].index_select(0, rows)
-    behind = max(min(tensor.stride(0) // max(tensor.stride(1), 1), slots + AHEAD), slots)
+    behind = max(min(tensor.stride(0) // max(tensor.stride(1), 1), slots + SPARE_SLOTS), slots)
     new = tensor.new_empty(len(rows), behind, *tensor.shape[2:])[:, :slots]
     return torch.index_select(tensor[:, :slots], 0, rows, out=new)
 
 
-def _longer(tensor: Tensor, more: int) -> Tensor:
-    """tensor (rows, slots, ...) with `more` slots of zeros instead of its last one: where it lies if there is room."""
+def _extend(tensor: Tensor, more: int) -> Tensor:
+    """Return tensor (rows, slots, ...) with `more` slots of zeros added, in place if it has the spare memory."""
     rows, slots = tensor.shape[:2]
     room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     in_place = tensor.stride(0) >= tensor.stride(1) * (slots + more) and room >= tensor.stride(0) * rows
@@ -129,34 +132,34 @@ def _longer(tensor: Tensor, more: int) -> Tensor:
     return longer
 
 
-def grown(tensor: Tensor, slots: int) -> Tensor:
-    """tensor (rows, slots + 1, ...), whose last slot takes what is not real, with at least so many slots."""
+def grow_slots(tensor: Tensor, slots: int) -> Tensor:
+    """Return tensor (rows, slots + 1, ...), whose last slot is for padding, with at least so many slots."""
     have = tensor.shape[1] - 1
-    return tensor if slots <= have else _longer(tensor, max(_round(slots), have + have // 2) - have)
+    return tensor if slots <= have else _extend(tensor, max(_round(slots), have + have // 2) - have)
 
 
 def _round(slots: int) -> int:
-    return -(-slots // ROUND) * ROUND
+    return -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
-def shared(slot: Tensor) -> Tensor | int:
-    """slot (batch, n); the number alone where it is one and the same for all, as for the next token of rows that are
-    equally long. Another device is not asked."""
+def common_slot(slot: Tensor) -> Tensor | int:
+    """Return the slot as an int where slot (batch, n) is the same for all rows, as for the next token of equally long
+    rows on a CPU; otherwise `slot`."""
     if slot.shape[1] != 1 or slot.device.type != "cpu":
         return slot
     one = int(slot[0, 0])
     return one if len(slot) == 1 or bool((slot == one).all()) else slot
 
 
-def with_written(table: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
-    """A copy of table (batch, slots) of whole numbers in which table[row, slot[row, i]] = new[row, i]."""
+def written_copy(table: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
+    """Return a copy of table (batch, slots) in which table[row, slot[row, i]] = new[row, i]."""
     return write(table.clone(), slot, new)
 
 
 def write(cache: Tensor, slot: Tensor | int, new: Tensor) -> Tensor:
-    """cache[row, slot[row, i]] = new[row, i]: in place, unless there may be gradients: of queries that learn, where
-    keys do not, the keys that they met are wanted as they were."""
-    slot = shared(slot) if isinstance(slot, Tensor) else slot
+    """Set cache[row, slot[row, i]] = new[row, i], in place unless gradients are enabled: the backward pass of queries
+    needs the keys as they were."""
+    slot = common_slot(slot) if isinstance(slot, Tensor) else slot
     learns = torch.is_grad_enabled()
     if isinstance(slot, int) and not learns:
         cache.narrow(1, slot, 1).copy_(new)

@@ -1,4 +1,4 @@
-"""Convolutions over positions, in steps and as a whole, where rows stand at different places and may be padded."""
+"""Convolutions over positions, in steps or over whole sequences, for rows that may be padded."""
 
 import torch
 import torch.nn.functional as F
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from regard.core import Context
 
 
-def slide(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """x (batch, time, channels) after the inputs `before` it, as many as it reaches back or more -> outputs, and as
-    many inputs before the next step."""
+def conv_step(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """Convolve x (batch, time, channels), preceded by at least kernel - 1 inputs `before` -> outputs, and as many
+    inputs for the next step."""
     joined = torch.cat((before, x), 1)
     reach = joined[:, before.shape[1] - convolution.kernel_size[0] + 1 :]
     y = convolution(reach.mT).mT
@@ -19,8 +19,8 @@ def slide(convolution: nn.Conv1d, x: Tensor, before: Tensor, context: Context) -
     return y, joined.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def centred(convolution: nn.Conv1d, x: Tensor, context: Context) -> Tensor:
-    """x (batch, time, channels): zeros stand before, after and wherever a column is not real."""
+def centered_conv(convolution: nn.Conv1d, x: Tensor, context: Context) -> Tensor:
+    """Convolve x (batch, time, channels) centered, with zeros before, after and in columns that are not real."""
     if context.valid is not None:
         x = x.masked_fill(~context.valid[..., None], 0.0)
     reach = convolution.kernel_size[0] - 1

@@ -17,5 +17,5 @@ def attend(
     heads = q.shape[1]
     if bias is None and mask.causal_only:  # padding stands on the right, so that no real query can see it
         return attention(q, k, v, causal=True, dropout=dropout, row_owner=mask.row_owner)
-    added = mask.added(heads, bias, q.dtype)
-    return attention(q, k, v, added, dropout=dropout, row_owner=mask.row_owner, sees_something=mask.mask(heads)[1])
+    added = mask.as_attn_mask(heads, bias, q.dtype)
+    return attention(q, k, v, added, dropout=dropout, row_owner=mask.row_owner, no_empty_rows=mask.mask(heads)[1])

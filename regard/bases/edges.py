@@ -1,4 +1,4 @@
-"""Attention look by look, over the edges of a graph: time and memory grow with them, not with all pairs of nodes.
+"""Attention over the edges of a graph: time and memory grow with the edges, not with all pairs of nodes.
 
 weights_e = exp(score_e) / sum of exp(score) over the edges of the same query
 y_i       = sum over the edges e of query i of  weights_e value_(key of e)
@@ -20,16 +20,16 @@ JOINS = ("concat", "mean")
 
 
 class Graph(NamedTuple):
-    """The edges of a batch, whose nodes are numbered through: node i of row r is r * time + i."""
+    """The edges of a batch; node i of row r has the number r * time + i."""
 
-    query: Tensor  # (edges,) who looks
-    key: Tensor  # (edges,) and at whom
+    query: Tensor  # (edges,) node numbers
+    key: Tensor  # (edges,) node numbers
     nodes: int
 
 
 def graph(pattern: Pattern, context: Context, loops: bool) -> Graph:
-    """Who looks at whom in a batch of whole sequences, by a pattern and by what the batch adds to it. loops: every real
-    node looks at itself as well, after all its other edges."""
+    """Return the edges of a batch of whole sequences, from a pattern and the batch's own. loops: every real node also
+    attends to itself, after its other edges."""
     batch, time = context.positions.shape
     both = pattern if context.pattern is None else pattern & context.pattern
     if both.rows not in (1, batch):
@@ -37,7 +37,7 @@ def graph(pattern: Pattern, context: Context, loops: bool) -> Graph:
     if both.heads > 1:
         raise UserError(f"pattern '{both}' is another one for each head, and in a graph all heads have the same edges")
     device = context.positions.device
-    row, query, key = (_known(both, time) if both.fixed else both.edges(time)).to(device)
+    row, query, key = (_cached_edges(both, time) if both.fixed else both.edges(time)).to(device)
     if loops:
         other = query != key
         at = torch.arange(time, device=device).repeat(both.rows)
@@ -55,7 +55,7 @@ def graph(pattern: Pattern, context: Context, loops: bool) -> Graph:
 
 
 @lru_cache(maxsize=16)
-def _known(pattern: Pattern, length: int) -> Tensor:
+def _cached_edges(pattern: Pattern, length: int) -> Tensor:
     return pattern.edges(length)
 
 
@@ -70,19 +70,19 @@ def softmax(scores: Tensor, graph: Graph) -> Tensor:
     return likely / total.index_select(0, graph.query)
 
 
-def take(weights: Tensor, values: Tensor, graph: Graph) -> Tensor:
-    """weights (edges, heads), values (nodes, heads, dim) -> (nodes, heads, dim), zeros where a node looks at nobody."""
+def weighted_sum(weights: Tensor, values: Tensor, graph: Graph) -> Tensor:
+    """weights (edges, heads), values (nodes, heads, dim) -> (nodes, heads, dim), zeros for nodes without edges."""
     seen = values.index_select(0, graph.key) * weights[..., None]
     return torch.zeros_like(values).index_add(0, graph.query, seen)
 
 
-class Neighbours(Mixer[Empty]):
-    """What graph attentions have in common: everything but the maps and the score.
+class GraphAttention(Mixer[Empty]):
+    """The base of graph attentions: everything but the projections and the score.
 
     width, heads, dim: None: width / heads.
-    pattern:    who may look at whom; a batch adds its graph to it.
+    pattern:    the allowed pairs; a batch restricts them by its graph.
     join:       the heads' outputs side by side ("concat"), or their "mean".
-    loops:      every node looks at itself, too.
+    loops:      every node also attends to itself.
     activation: of the output.
     bias:       added to the joined heads.
     """
@@ -127,13 +127,13 @@ class Neighbours(Mixer[Empty]):
         return Empty()
 
     def step(self, x: Tensor, state: Empty, context: Context) -> tuple[Tensor, Empty]:
-        raise UserError("a graph is looked at whole, so graph attention does not step")
+        raise UserError("a graph needs all nodes at once, so graph attention does not step")
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         edges = graph(self.pattern, context, self.loops)
         scores, values = self.look(x.flatten(0, 1), edges)
         weights = self.weights(softmax(scores, edges))  # (edges, heads)
-        y = take(self.drop(weights), values, edges)
+        y = weighted_sum(self.drop(weights), values, edges)
         y = (y.flatten(1) if self.join == "concat" else y.mean(1)).unflatten(0, x.shape[:2])
         return self.activate(y if self.bias is None else y + self.bias)
 

@@ -1,4 +1,4 @@
-"""FAVOR+: attention by random features that are never negative, so that what all keys say can be summed up once.
+"""FAVOR+: attention by positive random features, so that the sum over keys is computed once for all queries.
 
     softmax:  f(x) = exp(w_i x' - |x'|²/2 - top) + eps,     E[f(q) f(k)] ~ exp(q k / sqrt(dim))      x' = x / dim^(1/4)
     relu:     f(x) = relu(w_i x') + eps
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError, nearest
 from regard.native import private
-from regard.ops.fading import empty, exact, fade, with_ones
+from regard.ops.fading import accumulation_dtype, empty_memory, gated_linear_attention, with_ones
 
 EPS = {"softmax": 1e-4, "relu": 1e-3}
 
@@ -53,42 +53,42 @@ class Favor(nn.Module):
         self.vectors.copy_(orthogonal(features, dim, (*self.seed, 0)))
 
     def renew(self) -> None:
-        """Count a training call, and draw anew when it is time; not when a call is repeated in the backward pass."""
+        """Count a training call, and redraw the vectors when due; not when a call is repeated in the backward pass."""
         if not self.redraw or not self.training or private.is_in_backward():
             return
         calls = int(self.calls)
-        if calls and calls % self.redraw == 0:  # not in place: what was computed before may still want the old ones
+        if calls and calls % self.redraw == 0:  # not in place: an earlier graph may need the old ones
             new = orthogonal(self.features, self.dim, (*self.seed, calls // self.redraw))
             self.vectors = new.to(self.vectors)
         self.calls += 1
 
     def recall(self, q: Tensor, k: Tensor, v: Tensor, state: Seen, valid: Tensor | None = None) -> tuple[Tensor, Seen]:
-        """What each query finds in the past: q, k, v (batch, heads, time, dim)."""
+        """Causal attention: q, k, v (batch, heads, time, dim) -> the same shape, and the state."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k, values = (t.to(exact(t.dtype)) for t in (q, k, v))
+            q, k, values = (t.to(accumulation_dtype(t.dtype)) for t in (q, k, v))
             k, size = self.project(k)
             if state.top is None:
                 decay, top, k = None, None, F.relu(k) + self.eps
             else:
                 tops = self._tops(k, state.top.to(k.dtype), valid)  # (batch, heads, time + 1)
                 decay, top = (tops[..., :-1] - tops[..., 1:])[..., None], tops[..., -1]
-                k = _below(k - size - tops[..., 1:, None]) + self.eps
-            y, matrix = fade(self.queries(q), k, with_ones(values), decay, state.matrix, valid)
-        return share(y).to(v.dtype), Seen(matrix, top)
+                k = _exp_below(k - size - tops[..., 1:, None]) + self.eps
+            y, matrix = gated_linear_attention(self.queries(q), k, with_ones(values), decay, state.matrix, valid)
+        return normalize(y).to(v.dtype), Seen(matrix, top)
 
     def everything(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None) -> Tensor:
-        """What each query finds in the whole sequence."""
+        """Attention over the whole sequence."""
         with torch.autocast(q.device.type, enabled=False):
-            q, k, values = (t.to(exact(t.dtype)) for t in (q, k, v))
+            q, k, values = (t.to(accumulation_dtype(t.dtype)) for t in (q, k, v))
             k, size = self.project(k)
             if self.kind == "relu":
                 k = F.relu(k) + self.eps
             else:
                 low = k.new_full(k.shape[:2], torch.finfo(k.dtype).min / 4)
-                k = _below(k - size - self._tops(k, low, valid)[..., -1:, None]) + self.eps
+                k = _exp_below(k - size - self._tops(k, low, valid)[..., -1:, None]) + self.eps
             if valid is not None:
                 k = k.masked_fill(~valid[:, None, :, None], 0.0)
-            return share(self.queries(q) @ (k.mT @ with_ones(values))).to(v.dtype)
+            return normalize(self.queries(q) @ (k.mT @ with_ones(values))).to(v.dtype)
 
     def queries(self, q: Tensor) -> Tensor:
         """(batch, heads, time, features)"""
@@ -103,7 +103,7 @@ class Favor(nn.Module):
         return x @ self.vectors.to(x.dtype).T, x.square().sum(-1, keepdim=True) / 2
 
     def _tops(self, k: Tensor, before: Tensor, valid: Tensor | None) -> Tensor:
-        """The largest so far, before each column and after the last."""
+        """Return the running maximum before each column and after the last."""
         tops = k.detach().amax(-1)  # (batch, heads, time)
         if valid is not None:
             tops = torch.where(valid[:, None], tops, before[..., None])
@@ -111,18 +111,18 @@ class Favor(nn.Module):
 
     def start(self, like: Tensor) -> Seen:
         """like: (batch, heads), of the dtype of the queries"""
-        matrix = empty(like, self.features, self.dim + 1)
+        matrix = empty_memory(like, self.features, self.dim + 1)
         low = torch.full_like(matrix[..., 0, 0], torch.finfo(matrix.dtype).min / 4)
         return Seen(matrix, low if self.kind == "softmax" else None)
 
 
-def _below(x: Tensor) -> Tensor:
-    """exp(x), where what is not real is not above 0 either."""
+def _exp_below(x: Tensor) -> Tensor:
+    """Return exp(min(x, 0)), so that padding cannot overflow."""
     return x.clamp(max=0).exp()
 
 
-def share(y: Tensor) -> Tensor:
-    """Values over weights: (..., dim + 1) -> (..., dim), and 0 where there are none."""
+def normalize(y: Tensor) -> Tensor:
+    """Divide by the last channel: (..., dim + 1) -> (..., dim), 0 where that is 0."""
     weights = y[..., -1:]
     return y[..., :-1] / weights.masked_fill(weights == 0, 1.0)
 

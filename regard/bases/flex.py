@@ -27,13 +27,13 @@ BLOCK = 128
 INSTEAD = "use kernel 'blocks' or 'sdpa'"
 
 
-def can(see: AttentionMask) -> bool:
+def supports(mask: AttentionMask) -> bool:
     """Queries and keys must be the same positions from 0 on, and not few: torch's kernel for CPU errs at 24 of them."""
-    return see.from_start and see.key_at.shape[1] >= BLOCK
+    return mask.from_start and mask.key_at.shape[1] >= BLOCK
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, see: AttentionMask, position: Position, plain: Tensor, drop: float
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, position: Position, plain: Tensor, drop: float
 ) -> Tensor:
     if drop:
         raise UserError(f"kernel 'flex' cannot drop attention weights: {INSTEAD}, or no weight_dropout")
@@ -41,8 +41,8 @@ def attend(
         raise UserError(f"kernel 'flex' has no gradients on CPU: {INSTEAD} for training")
     if q.dtype == torch.float64:
         raise UserError(f"kernel 'flex' does not compute in float64: {INSTEAD}")
-    fixed = see.pattern.fixed and not see.holes
-    mask = _mask(see.pattern, q.shape[2], q.shape[1], q.device) if fixed else mask_of(see, q.shape[1])
+    fixed = mask.pattern.fixed and not mask.holes
+    block_mask = _mask(mask.pattern, q.shape[2], q.shape[1], q.device) if fixed else block_mask_of(mask, q.shape[1])
     bias = bias_of(position, q)
     last = q.shape[2] - 1
 
@@ -55,7 +55,7 @@ def attend(
             k,
             v,
             score_mod=None if bias is None else score,
-            block_mask=mask,
+            block_mask=block_mask,
             scale=1.0,
             enable_gqa=k.shape[1] != q.shape[1],
         )
@@ -75,8 +75,8 @@ def bias_of(position: Position, q: Tensor) -> Tensor | None:
     """(heads, 2n - 1): what a position adds to the score of a key at each distance, the furthest ahead first."""
     if not position.acts("bias"):
         return None
-    if position.asks or not position.relative:
-        why = "asks the query" if position.asks else "does not go by distance alone"
+    if position.needs_query or not position.relative:
+        why = "asks the query" if position.needs_query else "does not go by distance alone"
         raise UserError(f"kernel 'flex' cannot do position '{name_of(position)}', which {why}: {INSTEAD}")
     last = q.shape[2] - 1
     at = torch.arange(2 * last + 1, device=q.device)
@@ -88,18 +88,18 @@ def bias_of(position: Position, q: Tensor) -> Tensor | None:
 @torch.inference_mode(False)  # it will be met again in training
 def _mask(pattern: Pattern, length: int, heads: int, device: torch.device) -> BlockMask:
     at = torch.arange(length, device=device)[None]
-    return mask_of(AttentionMask(pattern, at, at, from_start=True), heads)
+    return block_mask_of(AttentionMask(pattern, at, at, from_start=True), heads)
 
 
-def mask_of(see: AttentionMask, heads: int) -> BlockMask:
+def block_mask_of(mask: AttentionMask, heads: int) -> BlockMask:
     """The table of blocks, made one row of blocks at a time."""
-    length = see.key_at.shape[1]
+    length = mask.key_at.shape[1]
     wide = -(-length // BLOCK) * BLOCK
-    masks, kinds = [see.key_at.new_zeros(2, BLOCK, BLOCK, dtype=torch.bool)], []
+    masks, kinds = [mask.key_at.new_zeros(2, BLOCK, BLOCK, dtype=torch.bool)], []
     masks[0][1] = True
     count = 2  # masks so far: nothing, everything, and those of the blocks between
     for begin in range(0, length, BLOCK):
-        allowed = see.at(see.query_at[:, None, begin : begin + BLOCK, None], see.key_at[:, None, None, :], heads)
+        allowed = mask.at(mask.query_at[:, None, begin : begin + BLOCK, None], mask.key_at[:, None, None, :], heads)
         queries = min(BLOCK, length - begin)
         allowed = F.pad(allowed.expand(-1, -1, queries, length), (0, wide - length, 0, BLOCK - queries))
         allowed = allowed.unflatten(-1, (-1, BLOCK)).movedim(-2, 2)  # (rows, heads, blocks, queries, keys)
@@ -117,11 +117,15 @@ def mask_of(see: AttentionMask, heads: int) -> BlockMask:
         return table[which, query % BLOCK, key % BLOCK]
 
     return BlockMask.from_kv_blocks(
-        *_listed(kind > 1), *_listed(kind == 1), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(length, length)
+        *_block_indices(kind > 1),
+        *_block_indices(kind == 1),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mod,
+        seq_lengths=(length, length),
     )
 
 
-def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, heads, blocks, blocks) -> how many are chosen in each line, and their numbers, those chosen first."""
     order = chosen.int().argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1).int(), order.int()

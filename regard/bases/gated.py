@@ -75,7 +75,7 @@ def position_for(spec: Position | str | dict, place: Place | None, width: int, d
         position = place.position
     else:
         position = part(Position, spec, width=width, heads=1, dim=dim)
-    if position.acts("embed") or position.acts("read") or position.asks:
+    if position.acts("embed") or position.acts("output_bias") or position.needs_query:
         raise UserError(
             f"position '{name_of(position)}' does not fit a gated unit: take one that turns queries and keys (rotary) "
             "or adds to scores (t5, alibi)"

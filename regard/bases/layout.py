@@ -1,9 +1,9 @@
-"""Which keys each block of queries needs, derived from a pattern's `allows` alone.
+"""The keys that each block of queries needs, derived from a pattern's `allows` alone.
 
-For `causal & window(256)` a block of 128 queries needs 383 keys, however long the sequence. Where a pattern says who
-are kin, as `stride(128)` does of every 128th place, blocks of kin are compared with their kin and blocks of neighbours
-with the rest, if that is less work: each pair once. What is derived for a power of two is remembered and serves every
-shorter sequence; no more than one block's pairs exist at a time.
+For `causal & window(256)` a block of 128 queries needs 383 keys, however long the sequence. Where a pattern defines
+`kin`, as `stride(128)` groups every 128th position, blocks of kin are compared with their kin and blocks of neighbors
+with the rest, if that is less work: each pair once. A plan is cached for the next power of two and serves every shorter
+sequence; no more than one block's pairs exist at a time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from regard.core import Pattern
 from regard.pattern.algebra import Both, Either
-from regard.pattern.analysis import roof
+from regard.pattern.analysis import round_up_length
 
-REMEMBERED = 1 << 24  # pairs of a plan whose masks are kept; the others are made again when they are wanted
-JOINING = 0.2  # of the work of a cover, what it takes to join it to others
+MAX_CACHED_PAIRS = 1 << 24  # pairs of a plan whose masks are kept; the others are made again when they are wanted
+MERGE_COST = 0.2  # of the work of a cover, what it takes to join it to others
 
 
 class Look(NamedTuple):
-    """A block of queries and the keys that some of them may see."""
+    """A block of queries and the keys that some of them may attend to."""
 
     queries: slice | Tensor  # ascending
     keys: slice | Tensor  # ascending
-    hidden: Tensor | None  # (rows or 1, heads or 1, queries, keys), True where a query may not look; None: not known
+    hidden: Tensor | None  # (rows or 1, heads or 1, queries, keys), True where masked; None: not cached
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Look(NamedTuple):
         return _count(self.queries), _count(self.keys)
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(1, 1, queries, 1) and (1, 1, 1, keys), as patterns and positions want them."""
+        """Return positions (1, 1, queries, 1) and (1, 1, 1, keys), for patterns and positions."""
         return _numbers(self.queries, device)[None, None, :, None], _numbers(self.keys, device)[None, None, None, :]
 
     def cut(self, length: int) -> Look:
@@ -46,7 +46,7 @@ class Look(NamedTuple):
         return look if self.hidden is None else look._replace(hidden=self.hidden[..., :n, :m])
 
     def prune(self) -> Look:
-        """Without the keys that turn out to be hidden from all."""
+        """Return the block without the keys that are hidden from all queries."""
         assert self.hidden is not None
         seen = ~self.hidden.flatten(0, 2).all(0)
         if bool(seen.all()):
@@ -79,7 +79,7 @@ def shorten(at: Tensor) -> slice | Tensor:
 
 @dataclass(frozen=True)
 class Kin(Pattern):
-    """Those that a pattern says to look at much the same."""
+    """Allows the pairs of positions that a pattern puts into the same group."""
 
     of: Pattern
 
@@ -88,9 +88,9 @@ class Kin(Pattern):
 
 
 class Cover(NamedTuple):
-    """Looks in which every query stands at most once."""
+    """Blocks in which every query occurs at most once."""
 
-    among: Pattern | None  # the pairs that these looks are about; None: all
+    among: Pattern | None  # the pairs that these blocks compute; None: all
     looks: list[Look]
 
     @property
@@ -99,7 +99,7 @@ class Cover(NamedTuple):
 
 
 def outline(pattern: Pattern) -> Pattern | None:
-    """A pattern that depends on positions alone and allows no less; None when there is none but everything."""
+    """Return a fixed pattern that allows at least as much; None where only 'everything' does."""
     if pattern.fixed:
         return pattern
     if isinstance(pattern, Both | Either):
@@ -112,9 +112,8 @@ def outline(pattern: Pattern) -> Pattern | None:
 
 
 def plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Cover]]:
-    """For each head of the pattern, what every block of queries looks at: covers that share no pair. None: at
-    everything."""
-    plans = _plan(pattern, roof(length), block, device)
+    """Return, for each head of the pattern, covers that share no pair. A pattern of None allows everything."""
+    plans = _plan(pattern, round_up_length(length), block, device)
     return [[_shorter(cover, length) for cover in covers] for covers in plans]
 
 
@@ -126,34 +125,35 @@ def _shorter(cover: Cover, length: int) -> Cover:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # it will be met again in training
 def _plan(pattern: Pattern | None, length: int, block: int, device: torch.device) -> list[list[Cover]]:
-    """The least work for each head: neighbours together, or kin with kin and neighbours for the rest."""
+    """Choose the least work for each head: blocks of neighbors, or blocks of kin plus blocks of neighbors for the
+    rest."""
     at = torch.arange(length, device=device)
-    kinds = [Kin(kind) for kind in _tell_kin(pattern)]
-    alone, *rests = _neighbours(pattern, kinds, at, block)
-    ways = [[alone], *([_kindred(pattern, kin, at, block), rest] for kin, rest in zip(kinds, rests, strict=True))]
+    kinds = [Kin(kind) for kind in _patterns_with_kin(pattern)]
+    alone, *rests = _neighbor_blocks(pattern, kinds, at, block)
+    ways = [[alone], *([_kin_blocks(pattern, kin, at, block), rest] for kin, rest in zip(kinds, rests, strict=True))]
     plans = []
     for head in range(len(ways[0][0])):
         choices = [[covers[head] for covers in config if covers[head].pairs] for config in ways]
         plans.append(
-            min(choices, key=lambda covers: sum(cover.pairs for cover in covers) * (1 + JOINING * len(covers)))
+            min(choices, key=lambda covers: sum(cover.pairs for cover in covers) * (1 + MERGE_COST * len(covers)))
         )
     return plans
 
 
-def _tell_kin(pattern: Pattern | None) -> list[Pattern]:
-    """The patterns in it that know who their kin are, each once."""
+def _patterns_with_kin(pattern: Pattern | None) -> list[Pattern]:
+    """Return the patterns inside it that define `kin`, each once."""
     if pattern is None:
         return []
-    inner = [kind for part in pattern.inner for kind in _tell_kin(part)]
+    inner = [kind for part in pattern.inner for kind in _patterns_with_kin(part)]
     return list(dict.fromkeys(([pattern] if type(pattern).kin is not Pattern.kin else []) + inner))
 
 
 class Draft:
-    """Covers that grow, one for each head; masks are kept while there is room."""
+    """Builds covers, one for each head; masks are kept up to MAX_CACHED_PAIRS."""
 
     def __init__(self, pattern: Pattern | None, among: Pattern | None):
         self.covers = [Cover(among, []) for _ in range(1 if pattern is None else pattern.heads)]
-        self.left = REMEMBERED
+        self.left = MAX_CACHED_PAIRS
 
     def add(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> None:
         """allowed (heads, queries, keys)"""
@@ -167,29 +167,30 @@ class Draft:
             looks.append(Look(shorten(queries), shorten(keys[seen]), hidden if self.left >= 0 else None))
 
 
-def _neighbours(pattern: Pattern | None, kinds: list[Kin], at: Tensor, block: int) -> list[list[Cover]]:
-    """Blocks of neighbours: with all that they see, and for each kind of kin with those that are none."""
+def _neighbor_blocks(pattern: Pattern | None, kinds: list[Kin], at: Tensor, block: int) -> list[list[Cover]]:
+    """Return blocks of neighbors with all their keys, and for each kind of kin with the keys that are not kin."""
     drafts = [Draft(pattern, among) for among in (None, *(~kin for kin in kinds))]
     for queries in at.split(block):
-        keys, allowed = _see(pattern, queries, at)
+        keys, allowed = _visible_keys(pattern, queries, at)
         drafts[0].add(queries, keys, allowed)
         for kin, draft in zip(kinds, drafts[1:], strict=True):
             draft.add(queries, keys, allowed & ~kin.allows(queries[:, None], keys))
     return [draft.covers for draft in drafts]
 
 
-def _kindred(pattern: Pattern, kin: Kin, at: Tensor, block: int) -> list[Cover]:
-    """Blocks of kin, with their kin."""
+def _kin_blocks(pattern: Pattern, kin: Kin, at: Tensor, block: int) -> list[Cover]:
+    """Return blocks of kin with the keys that are kin."""
     draft, number = Draft(pattern, kin), kin.of.kin(at)
     for queries in number.argsort(stable=True).split(block):
         queries = queries.sort().values
-        keys, allowed = _see(pattern & kin, queries, at[torch.isin(number, number[queries])])
+        keys, allowed = _visible_keys(pattern & kin, queries, at[torch.isin(number, number[queries])])
         draft.add(queries, keys, allowed)
     return draft.covers
 
 
-def _see(pattern: Pattern | None, queries: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys out of `at` that these queries may see, and few others; and who sees which, (heads, queries, keys)."""
+def _visible_keys(pattern: Pattern | None, queries: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys among `at` that these queries may attend to, and few others, and the mask (heads, queries,
+    keys)."""
     if pattern is None:
         return at, torch.ones(1, len(queries), len(at), dtype=torch.bool, device=at.device)
     if pattern.causal:
@@ -201,6 +202,6 @@ def _see(pattern: Pattern | None, queries: Tensor, at: Tensor) -> tuple[Tensor, 
 
 @lru_cache(maxsize=1024)
 def share(pattern: Pattern, length: int, block: int, device: torch.device) -> float:
-    """Of all pairs of a query and a key, those that are computed."""
+    """Return the fraction of all (query, key) pairs that are computed."""
     plans = plan(pattern, length, block, device)
     return sum(cover.pairs for covers in plans for cover in covers) / (len(plans) * length**2)

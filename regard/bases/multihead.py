@@ -1,5 +1,4 @@
-"""Attention in several heads, with a cache of what may still be looked at: maps to queries, keys and values, a
-position, a pattern, a score, a kernel."""
+"""Multi-head attention with a key-value cache: projections, a position, a pattern, a score and a kernel."""
 
 from __future__ import annotations
 
@@ -35,23 +34,23 @@ from regard.ops.dispatch import (
     kernels_for,
     note,
     plain_linears,
-    refused,
+    why_no_kernels,
 )
-from regard.pattern.analysis import blind, pairs, slots
+from regard.pattern.analysis import first_blind_query, pairs, slots
 from regard.schema import name_of
 
 from . import blocks
 from .attend import Attend
 from .attention_mask import AttentionMask
-from .cache import Cache, Source, shared, with_written, write
+from .cache import Cache, Source, common_slot, write, written_copy
 from .segments import pieces
 
-CHUNK = 64  # a cache that forgets is written at most this many positions at a time
+CHUNK = 64  # a cache that drops keys is written at most this many positions at a time
 
 
 class MultiHead(Mixer[Cache | Source]):
-    """Attention in heads with its cache: what `attention` is, and what other attentions change in one place.
-    `parts/mixers/attention.py` explains the arguments."""
+    """Multi-head attention with its cache, the base of `attention` and its variants. `parts/mixers/attention.py`
+    explains the arguments."""
 
     def __init__(
         self,
@@ -87,10 +86,10 @@ class MultiHead(Mixer[Cache | Source]):
         if self.pattern.heads > heads:
             raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there are {heads}")
         if self.pattern.causal and self.pattern.fixed:
-            _check_sight(self.pattern, 1)
+            _check_not_blind(self.pattern, 1)
         self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
         self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
-        if self.position.asks and not self.score.is_dot:
+        if self.position.needs_query and not self.score.is_dot:
             raise UserError(
                 f"position '{name_of(self.position)}' needs a score that is a dot product, and "
                 f"'{name_of(self.score)}' is not one"
@@ -130,26 +129,26 @@ class MultiHead(Mixer[Cache | Source]):
         return self.score.cached or self.dim
 
     def queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, heads, n, dim), as the score compares them with keys, and as the position compares them with places:
-        the score makes both, so both have its scale."""
+        """Return the queries (batch, heads, n, dim) for the score, and those for the position's bias, both scaled by
+        the score."""
         q = self.q_norm(self.q(x).view(*x.shape[:-1], self.heads, self.dim)).transpose(1, 2)
         ready = self.score.query(self.position.query(q, at))
-        return ready, self.score.query(self.position.probe(q)) if self.position.asks else ready
+        return ready, self.score.query(self.position.bias_query(q)) if self.position.needs_query else ready
 
     def keys(self, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, m, kv_heads, dim), ready to be cached."""
+        """Return keys and values (batch, m, kv_heads, dim), ready to be cached."""
         split = (*x.shape[:-1], self.kv_heads, self.dim)
         k = self.k_norm(self.k(x).view(split)).transpose(1, 2)
         v = self.v(x).view(split).transpose(1, 2)
         return self.score.key(self.position.key(k, at)).transpose(1, 2), self.position.value(v, at).transpose(1, 2)
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask, valid: Tensor | None) -> Tensor:
-        return self.out(self.norm(self.read(x, keys, values, see), valid))
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask, valid: Tensor | None) -> Tensor:
+        return self.out(self.norm(self.read(x, keys, values, mask), valid))
 
-    def read(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
-        """(batch, n, heads * dim): what the heads find, before the last map."""
-        q, plain = self.queries(x, see.query_at)
-        y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), see, self.score, self.position, plain)
+    def read(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the output of the heads, (batch, n, heads * dim), before the output projection."""
+        q, plain = self.queries(x, mask.query_at)
+        y = self.attend(q, keys.transpose(1, 2), values.transpose(1, 2), mask, self.score, self.position, plain)
         return y.transpose(1, 2).flatten(-2)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -157,73 +156,73 @@ class MultiHead(Mixer[Cache | Source]):
             return found
         if self.over == "memory":
             return self._step_across(x, self.start(context, 0), context)[0]  # type: ignore[arg-type]
-        see = context.once(("whole", self.pattern), lambda: self._whole(context))
-        return self.look(x, *self.keys(x, see.query_at), see, context.valid)
+        mask = context.cached(("whole", self.pattern), lambda: self._whole(context))
+        return self.look(x, *self.keys(x, mask.query_at), mask, context.valid)
 
     def _forward_fused(self, x: Tensor, context: Context) -> Tensor | None:
         """Return the same by one op with its gradient; None where it does more than that op."""
-        found = self._one_op(x, context)
+        found = self._try_fused(x, context)
         if isinstance(found, str):
             note("projected attention", found, SEPARATE)
             return None
         note("projected attention")
         return found
 
-    def _one_op(self, x: Tensor, context: Context) -> Tensor | str:
-        """Return the same, or why it does more than that op."""
+    def _try_fused(self, x: Tensor, context: Context) -> Tensor | str:
+        """Return the output of the fused op, or why it cannot be used."""
         dropout = self.attend.dropout if self.training else 0.0
-        if more := self._more:
-            return more
-        if self._spins:
-            return "the position turns queries and keys after they are projected"
-        if not self.attend.usual:
-            return "its weights are watched, or another kernel is asked for"
+        if why := self._why_not_plain:
+            return why
+        if self._is_rotary:
+            return "the position rotates queries and keys after they are projected"
+        if not self.attend.is_default:
+            return "its weights are watched, or another kernel was chosen"
         if dropout:
-            return "attention weights are dropped out, and the kernel drops none"
-        if self._places_learn:
+            return "attention weights are dropped out, and the kernel has no dropout"
+        if self._position_learns:
             return "the position's bias learns, and the kernel has no gradient of it"
         if not x.numel():
-            return "there is no position"
+            return "the input is empty"
         linears = (self.q, self.k, self.v, self.out)
         if not plain_linears(*linears):
             return NOT_PLAIN
         if is_few_rows(x) and not torch.is_grad_enabled():
-            return "for so few rows without gradients single ops are faster"
+            return "separate ops are faster for so few rows without gradients"
         projections = [tensor for m in linears for tensor in (m.weight, m.bias)]  # type: ignore[union-attr]
         memory = None if self.over == "self" else self._memory(context).x
         kernels = kernels_for(x, memory, *projections)  # type: ignore[arg-type]
         if kernels is None:
-            return refused(x, memory, *projections)  # type: ignore[arg-type]
+            return why_no_kernels(x, memory, *projections)  # type: ignore[arg-type]
         if memory is not None:
             if len(memory) != len(x) or not memory.numel():
                 return "rows share a memory, or it is empty"
-            see = self._across(self._sources(context)[1], context)
+            mask = self._across(self._sources(context)[1], context)
         else:
-            see = context.once(("whole", self.pattern), lambda: self._whole(context))
-            if blocks.pays(x.shape[1], x.device, see, self.position, dropout):
+            mask = context.cached(("whole", self.pattern), lambda: self._whole(context))
+            if blocks.is_faster(x.shape[1], x.device, mask, self.position, dropout):
                 return "the pattern leaves so much out that torch is faster block by block"
         assert self.score.factor is not None
-        causal = see.causal_only and not self._biased
-        added = None if causal else self._added(see, x)
+        causal = mask.causal_only and not self._biased
+        added = None if causal else self._attn_mask(mask, x)
         heads = (self.heads, self.kv_heads)
         return projected_attention(kernels, x, memory, projections, heads, self.score.factor, added, causal)  # type: ignore[arg-type]
 
     def _whole(self, context: Context) -> AttentionMask:
-        """What can be seen in a whole sequence."""
+        """Return the mask of a whole sequence."""
         pattern = self._pattern(context)
         at = context.positions[:1] if context.from_start else context.positions
         padded = context.valid is not None and not pattern.causal
-        return AttentionMask(pattern, at, context.marked if padded else at, context.from_start, padded, {})
+        return AttentionMask(pattern, at, context.marked_positions if padded else at, context.from_start, padded, {})
 
     def start(self, context: Context, capacity: int) -> Cache | Source:
         batch, device = context.positions.shape[0], context.positions.device
         if self.over == "memory":
             memory, (at, marked, rows) = self._memory(context), self._sources(context)
             keys, values = (t.transpose(1, 2) for t in self.keys(memory.x, at))
-            if not torch.is_grad_enabled():  # they are looked at again and again
+            if not torch.is_grad_enabled():  # they are read at every step
                 keys, values = keys.contiguous(), values.contiguous()
             return Source(keys, values, marked, rows)
-        count = self.room(capacity) + 1
+        count = self.slots_for(capacity) + 1
         shapes = [(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim)]
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes)
         return Cache(keys, values, torch.full((batch, count), -1, device=device))
@@ -236,14 +235,14 @@ class MultiHead(Mixer[Cache | Source]):
     def _sources(self, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         memory = self._memory(context)
         which = ("memory", memory.x.shape[1], id(memory.valid))
-        return context.once(which, lambda: _places(memory, context.positions.shape[0]))
+        return context.cached(which, lambda: _places(memory, context.positions.shape[0]))
 
-    def room(self, capacity: int) -> int:
-        """Slots that `capacity` positions need: fewer than that when the pattern forgets."""
+    def slots_for(self, capacity: int) -> int:
+        """Return the slots that `capacity` positions need: fewer where the pattern drops keys."""
         return slots(self.pattern, capacity, CHUNK).counts[capacity - 1] if capacity else 0
 
     def can_return(self, begin: int, end: int) -> bool:
-        """Slots are taken over once no query of a step of CHUNK positions wants their keys any more."""
+        """Slots are reused once no query of a step of CHUNK positions needs their keys."""
         if self.over == "memory" or begin == 0 or end - begin <= CHUNK:
             return True
         return end <= slots(self.pattern, end, CHUNK).reused
@@ -253,24 +252,25 @@ class MultiHead(Mixer[Cache | Source]):
             return self._step_across(x, state.materialize(), context)
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this attention does not step")
-        state = self._roomy(state, context)
-        if x.shape[1] <= CHUNK or context.last < slots(self.pattern, context.last + 1, CHUNK).reused:
+        state = self._with_capacity(state, context)
+        if x.shape[1] <= CHUNK or context.last_position < slots(self.pattern, context.last_position + 1, CHUNK).reused:
             return self._step(x, state, context)
         outputs = []
-        for piece, within in pieces(x, context, CHUNK):  # so that no key is dropped before the queries that want it
+        for piece, within in pieces(x, context, CHUNK):  # so that no key is dropped before the queries that need it
             y, state = self._step(piece, state, within)
             outputs.append(y)
         return torch.cat(outputs, 1), state
 
     def fused(self) -> FusedAttention | None:
-        if self._more or not self.attend.usual or not self.streams:
-            note("fused attention", self._more or "its weights are watched, or it looks ahead", SEPARATE)
+        if self._why_not_plain or not self.attend.is_default or not self.streams:
+            why = self._why_not_plain or "its weights are watched, another kernel was chosen, or it looks ahead"
+            note("fused attention", why, SEPARATE)
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
         assert self.score.factor is not None
         place = self.position
         own = sorted((name, repr(value)) for name, value in vars(place).items() if not name.startswith("_"))
-        looks = id(place) if any(True for _ in place.children()) or self._places_learn else (type(place), tuple(own))
+        looks = id(place) if any(True for _ in place.children()) or self._position_learns else (type(place), tuple(own))
         group = self.over, self.pattern, self.heads, looks
         return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step, _follow, group)
 
@@ -279,154 +279,155 @@ class MultiHead(Mixer[Cache | Source]):
             return None
         if isinstance(state, Source):
             state = state.materialize()
-            see, slot, rotary = self._across(state.at, context), None, None
+            mask, slot, rotary = self._across(state.at, context), None, None
             keys, values, after = state.keys.transpose(1, 2), state.values.transpose(1, 2), state
         else:
-            cache, slot, at, see = self._placed(x, self._roomy(state, context), context)
+            cache, slot, at, mask = self._placed(x, self._with_capacity(state, context), context)
             if not isinstance(slot, int):
                 return None
-            keys, values, after = cache.keys, cache.values, Cache(cache.keys, cache.values, at, see.row_owner)
+            keys, values, after = cache.keys, cache.values, Cache(cache.keys, cache.values, at, mask.row_owner)
             rotary = self.position.rotary_tables(context, x.dtype)
-        queries = x.shape[0] // see.query_at.shape[0]
-        added, count = self._added(see, x), see.key_at.shape[1]
+        queries = x.shape[0] // mask.query_at.shape[0]
+        added, count = self._attn_mask(mask, x), mask.key_at.shape[1]
         constant = slot is None and str(self.pattern) == "everything" and not self._biased
-        return AttentionStep(after, keys, values, slot, count, added, see.row_owner, queries, rotary, constant)
+        return AttentionStep(after, keys, values, slot, count, added, mask.row_owner, queries, rotary, constant)
 
-    def _roomy(self, state: Cache, context: Context) -> Cache:
-        needed = context.once(("room", self.pattern), lambda: self.room(context.last + 1))
-        return state.grow(needed) if needed > state.room else state
+    def _with_capacity(self, state: Cache, context: Context) -> Cache:
+        needed = context.cached(("room", self.pattern), lambda: self.slots_for(context.last_position + 1))
+        return state.grow(needed) if needed > state.capacity else state
 
     def _across(self, at: Tensor, context: Context) -> AttentionMask:
-        """Rows with one source, such as the beams of a sentence, look at it together; layers that look at one and the
-        same memory see the same."""
-        return context.once(
+        """Return the mask of cross-attention. Rows with one source, such as the beams of a sequence, attend together,
+        and layers with the same memory share the mask."""
+        return context.cached(
             ("across", self.pattern, id(at)),
-            lambda: AttentionMask(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, known={}),
+            lambda: AttentionMask(self.pattern, context.positions.reshape(at.shape[0], -1), at, holes=True, cache={}),
         )
 
     def _step_across(self, x: Tensor, state: Source, context: Context) -> tuple[Tensor, Source]:
-        sources, see = state.at.shape[0], self._across(state.at, context)
+        sources, mask = state.at.shape[0], self._across(state.at, context)
         valid = None if context.valid is None else context.valid.reshape(sources, -1)
         keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
-        y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, see, valid)
+        y = self.look(x.reshape(sources, -1, x.shape[2]), keys, values, mask, valid)
         return y.reshape(*x.shape[:2], -1), state
 
     def _placed(self, x: Tensor, state: Cache, context: Context) -> tuple[Cache, Tensor | int, Tensor, AttentionMask]:
-        """The state, with other rows' keys only where these can be read, and what `_place` finds for it."""
-        state = state if state.row_owner is None or self._reaches(x, context) else state.materialize()
-        # Layers with one pattern, which have gone all the way together, put their keys into the same slots.
-        which = ("step", self.pattern, state.room, state.row_owner is None)
-        return state, *context.once(which, lambda: self._place(state, context))
+        """Return the state, materialized unless keys of other rows can be read, and the result of `_place` for it."""
+        state = state if state.row_owner is None or self._reads_shared_rows(x, context) else state.materialize()
+        # Layers with the same pattern and history put their keys into the same slots.
+        which = ("step", self.pattern, state.capacity, state.row_owner is None)
+        return state, *context.cached(which, lambda: self._place(state, context))
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
-        state, slot, at, see = self._placed(x, state, context)
-        count = see.key_at.shape[1]
+        state, slot, at, mask = self._placed(x, state, context)
+        count = mask.key_at.shape[1]
         keys, values = self.keys(x, context.positions)
-        if see.row_owner is None:
+        if mask.row_owner is None:
             state = Cache(write(state.keys, slot, keys), write(state.values, slot, values), at)
         else:
             write(state.keys[: len(x)], slot, keys)
             write(state.values[: len(x)], slot, values)
-            state = Cache(state.keys, state.values, at, see.row_owner)
-        return self.look(x, state.keys[:, :count], state.values[:, :count], see, context.valid), state
+            state = Cache(state.keys, state.values, at, mask.row_owner)
+        return self.look(x, state.keys[:, :count], state.values[:, :count], mask, context.valid), state
 
     @property
-    def _more(self) -> str:
-        """What is done to queries, keys and values besides maps, a factor, and turns of the first two; an empty string:
-        nothing."""
+    def _why_not_plain(self) -> str:
+        """Why queries, keys and values are not only projected, scaled and, for the first two, rotated; an empty string
+        where they are."""
         if type(self).look is not MultiHead.look or type(self).step is not MultiHead.step:
-            return "the mixer looks or steps in a way of its own"
-        if not (self.norm.idle and self.q_norm.idle and self.k_norm.idle):
-            return "there is a norm on queries and keys, or on what the heads find"
-        acts = any(self.position.acts(place) for place in ("value", "read", *(() if self._spins else ("query", "key"))))
-        if acts or self.position.asks:
-            return "the position does more than to turn queries and keys or to add a bias"
+            return "the mixer has a look or a step of its own"
+        if not (self.norm.is_identity and self.q_norm.is_identity and self.k_norm.is_identity):
+            return "there is a norm on queries and keys, or on the output of the heads"
+        others = () if self._is_rotary else ("query", "key")
+        if self.position.needs_query or any(self.position.acts(place) for place in ("value", "output_bias", *others)):
+            return "the position does more than to rotate queries and keys or to add a bias"
         if self.score.factor is None:
-            return "its score is more than a scaled dot product"
+            return "its score is not a scaled dot product"
         return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
 
     @property
-    def _places_learn(self) -> bool:
+    def _position_learns(self) -> bool:
         return any(True for _ in self.position.parameters())
 
     @property
-    def _spins(self) -> bool:
+    def _is_rotary(self) -> bool:
         return self.over == "self" and type(self.position).rotary_tables is not Position.rotary_tables
 
     @property
     def _biased(self) -> bool:
         return self.position.acts("bias")
 
-    def _added(self, see: AttentionMask, x: Tensor) -> Tensor | None:
+    def _attn_mask(self, mask: AttentionMask, x: Tensor) -> Tensor | None:
         if not self._biased:
-            return see.added(self.heads, None, x.dtype)
-        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], x)
-        return see.added(self.heads, bias, x.dtype)
+            return mask.as_attn_mask(self.heads, None, x.dtype)
+        bias = self.position.bias(mask.query_at[:, None, :, None], mask.key_at[:, None, None, :], x)
+        return mask.as_attn_mask(self.heads, bias, x.dtype)
 
     def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
-        return state.reorder(rows) if isinstance(state, Cache) and self._finds else select(state, rows)
+        return state.reorder(rows) if isinstance(state, Cache) and self._can_share_rows else select(state, rows)
 
     @property
-    def _finds(self) -> bool:
-        """Whether a kernel of our own may look, which finds keys that other rows hold."""
-        return self.score.is_dot and not self.position.acts("read") and self.attend.usual
+    def _can_share_rows(self) -> bool:
+        """Whether our own kernel may be used, which can read keys in other rows."""
+        return self.score.is_dot and not self.position.acts("output_bias") and self.attend.is_default
 
-    def _reaches(self, x: Tensor, context: Context) -> bool:
-        """Whether keys can be read that other rows hold. What is written now goes to the row itself, so that all must
-        write to one slot, which nobody wants any more."""
-        if x.shape[1] > 1 or context.valid is not None or not self._finds:
+    def _reads_shared_rows(self, x: Tensor, context: Context) -> bool:
+        """Return whether keys in other rows can be read in this step. New keys are written to the row itself, so all
+        rows must write to the same slot, which no row needs any more."""
+        if x.shape[1] > 1 or context.valid is not None or not self._can_share_rows:
             return False
         if torch.is_grad_enabled() or inference_kernels(x) is None:
             return False
-        return context.once("even", lambda: bool((context.positions == context.positions[:1]).all()))
+        return context.cached("even", lambda: bool((context.positions == context.positions[:1]).all()))
 
     def _place(self, state: Cache, context: Context) -> tuple[Tensor | int, Tensor, AttentionMask]:
-        """The slots that this step's keys go to, what is then in which slot, and what can be seen."""
-        where = slots(self.pattern, context.last + 1, CHUNK)
+        """Return the slots of this step's keys, the position in each slot after it, and the mask."""
+        where = slots(self.pattern, context.last_position + 1, CHUNK)
         slot = where.table.to(state.at.device)[context.positions.clamp(max=len(where.table) - 1)]
         now = context.positions
         if context.valid is not None:
-            slot = torch.where(context.valid, slot, state.room)
+            slot = torch.where(context.valid, slot, state.capacity)
             now = torch.where(context.valid, now, -1)
-        here = shared(slot)
-        at = with_written(state.at, here, now)
-        there = at[:, : where.counts[max(context.last, 0)]]
+        here = common_slot(slot)
+        at = written_copy(state.at, here, now)
+        there = at[:, : where.counts[max(context.last_position, 0)]]
         row_owner = state.row_owner
         if row_owner is not None:
-            row_owner = with_written(row_owner, here, torch.arange(len(row_owner), device=row_owner.device)[:, None])
+            row_owner = written_copy(row_owner, here, torch.arange(len(row_owner), device=row_owner.device)[:, None])
         return (
             here,
             at,
-            AttentionMask(self._pattern(context), context.positions, there, holes=True, known={}, row_owner=row_owner),
+            AttentionMask(self._pattern(context), context.positions, there, holes=True, cache={}, row_owner=row_owner),
         )
 
     def _pattern(self, context: Context) -> Pattern:
-        """The own one and the batch's, once it is sure that every query has something to see."""
+        """Return its own pattern and the batch's, after checking that every query has a key."""
         pattern = self.pattern if context.pattern is None else self.pattern & context.pattern
         batch = context.positions.shape[0]
         if pattern.rows not in (1, batch):
             raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {batch}")
         if context.from_start:
-            _check_sight(pattern, context.positions.shape[1], context.valid)
+            _check_not_blind(pattern, context.positions.shape[1], context.valid)
         elif pattern.fixed:
-            _check_sight(pattern, context.last + 1)
+            _check_not_blind(pattern, context.last_position + 1)
         return pattern
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        """The memory, where that is looked at, is taken to be as long as the sequence."""
+        """Return the cost; in cross-attention the memory is assumed to be as long as the sequence."""
         size = self.dtype.itemsize
         maps = (self.q, self.out) if self.over == "memory" else (self.q, self.k, self.v, self.out)
         weights = sum(m.in_features * m.out_features for m in maps if isinstance(m, nn.Linear))
         looks = pairs(self.pattern, length, past, self.heads)
-        kept = past + length if self.over == "memory" else self.room(past + length) + 1 if self.streams else 0
+        kept = past + length if self.over == "memory" else self.slots_for(past + length) + 1 if self.streams else 0
         flops = 2 * weights * length + round(looks * 4 * self.heads * self.dim)
         new_keys = 0 if self.over == "memory" else length
         flops += self.score.flops(length, new_keys, looks) + self._place_flops(length, past + length, looks)
         return Cost(flops, kept * (self.kv_heads * (self.key_dim + self.dim) * size + 8) + 8 * (self.over == "memory"))
 
     def _place_flops(self, length: int, keys: int, looks: float) -> int:
-        """Of the position's own products. A cache that forgets is read in chunks, and holds fewer keys."""
-        kept = self.room(keys) if self.streams and self.over == "self" else keys
+        """Return the flops of the position's own products. A cache that drops keys is read in chunks and holds
+        fewer."""
+        kept = self.slots_for(keys) if self.streams and self.over == "self" else keys
         if kept == keys:
             return self.position.flops(length, keys, looks)
         chunks = [CHUNK] * (length // CHUNK) + [length % CHUNK] * (length % CHUNK > 0)
@@ -447,7 +448,7 @@ class MultiHead(Mixer[Cache | Source]):
 
 
 def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -> AttentionStep | None:
-    """Return the step of another layer, where it has gone all the way together with the first one."""
+    """Return the step of another layer with the same history as the first one; None where it differs."""
     if not isinstance(first, Cache) or not isinstance(state, Cache) or state.at is not first.at:
         return None
     if state.row_owner is not first.row_owner or step.keys is not first.keys or state.keys.dtype != first.keys.dtype:
@@ -457,16 +458,16 @@ def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -
 
 
 def _places(memory: Memory, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a memory's columns, (1, m), and (batch, m) with -1 for what is not real; and the number of each row."""
+    """Return the positions of a memory's columns, (1, m), the same with -1 for padding, (batch, m), and row numbers."""
     at = torch.arange(memory.x.shape[1], device=memory.x.device)[None]
     marked = at.expand(batch, -1) if memory.valid is None else torch.where(memory.valid, at, -1)
     return at, marked, torch.arange(batch, device=at.device)
 
 
-def _check_sight(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
-    if torch.compiler.is_compiling():  # a graph cannot ask about numbers
+def _check_not_blind(pattern: Pattern, length: int, valid: Tensor | None = None) -> None:
+    if torch.compiler.is_compiling():  # a compiled graph cannot depend on values
         return
-    lost = blind(pattern, length, valid)
+    lost = first_blind_query(pattern, length, valid)
     if lost is not None:
         raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see: add, say, '| window(1)'")
 
@@ -484,7 +485,7 @@ def _position(spec: Position | str | dict, place: Place | None, **inherited: int
 
 
 def _path(pattern: Pattern) -> str:
-    """The most layers that it takes for one position to reach another, where it can at all, as a function of n."""
+    """Return the maximum number of layers between two positions that can reach each other, as a function of n."""
 
     def hops(length: int) -> int:
         once = pattern.mask(length).any(0).float()

@@ -1,4 +1,4 @@
-"""The ways to make one vector of a sequence."""
+"""Pooling of a sequence into one vector."""
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ def check_pool(how: str) -> str:
 
 
 def pool(x: Tensor, context: Context, how: str) -> Tensor:
-    """x (batch, time, width) -> (batch, width), from the real positions alone. A row without any gives something
-    finite that means nothing."""
+    """x (batch, time, width) -> (batch, width), from the real positions alone. A row without any gives
+    finite but meaningless numbers."""
     if how == "first":
         return x[:, 0]
     if how == "last":

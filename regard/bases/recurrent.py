@@ -1,5 +1,5 @@
-"""What recurrent mixers share: torch's cells with a state of our layout, the encoder's last states, and a look at its
-memory from one place after the other."""
+"""The base of recurrent mixers: torch's cells with a batch-first state, the encoder's last states, and attention over
+its memory, position by position."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.core import Context, Cost, Growth, Mixer, Score, Tap, UserError, part
-from regard.core.mixer import keep_rows, under
+from regard.core.mixer import keep_rows, pad_and_cat
 from regard.errors import nearest
 from regard.ops.attention import masked_softmax
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
-BEGINS = ("zeros", "memory")
+BEGIN_STATES = ("zeros", "memory")
 
 
-class Last(NamedTuple):
-    """Where a recurrence stands. Of two directions, the forward one's end and then the backward one's."""
+class RecurrentState(NamedTuple):
+    """The state of a recurrence. With two directions, the forward state and then the backward one."""
 
     hidden: Tensor  # (batch, layers, directions * hidden)
     cell: Tensor | None  # the same shape, None for a GRU
@@ -48,11 +48,11 @@ class Cells(nn.Module):
     def width(self) -> int:
         return self.directions * self.hidden
 
-    def zeros(self, batch: int) -> Last:
+    def zeros(self, batch: int) -> RecurrentState:
         hidden = next(self.parameters()).new_zeros(batch, self.layers, self.width)
-        return Last(hidden, torch.zeros_like(hidden) if self.kind == "lstm" else None)
+        return RecurrentState(hidden, torch.zeros_like(hidden) if self.kind == "lstm" else None)
 
-    def begin(self, context: Context, how: str) -> Last:
+    def begin(self, context: Context, how: str) -> RecurrentState:
         """Zeros, or the last states of the encoder's recurrent mixers: as many layers as there are here, from the top.
         Zeros as well when the encoder is not recurrent."""
         zeros = self.zeros(context.positions.shape[0])
@@ -66,13 +66,13 @@ class Cells(nn.Module):
                 f"layers of width {self.width} cannot begin with them: make them equal, or say begin = 'zeros'"
             )
         if self.kind == "gru":
-            return Last(hidden, None)
+            return RecurrentState(hidden, None)
         cells = [last.cell for last in finals if last.cell is not None]
         if len(cells) < len(finals):
             raise UserError("an lstm cannot begin with the last states of a gru: use one kind, or begin = 'zeros'")
-        return Last(hidden, torch.cat(cells, 1)[:, -self.layers :])
+        return RecurrentState(hidden, torch.cat(cells, 1)[:, -self.layers :])
 
-    def forward(self, x: Tensor, last: Last, context: Context | None = None) -> tuple[Tensor, Last]:
+    def forward(self, x: Tensor, last: RecurrentState, context: Context | None = None) -> tuple[Tensor, RecurrentState]:
         """x (batch, time, in) -> (batch, time, directions * hidden). Without a context all columns are real."""
         given = tuple(self._torch(t) for t in last if t is not None)
         packed: Any = x
@@ -82,11 +82,11 @@ class Cells(nn.Module):
         y, after = self.inner(packed, given if self.kind == "lstm" else given[0])
         new = [self._ours(t) for t in (after if self.kind == "lstm" else (after,))]
         if packed is x:
-            return y, Last(new[0], new[1] if len(new) > 1 else None)
+            return y, RecurrentState(new[0], new[1] if len(new) > 1 else None)
         assert context is not None
         y, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
         kept = [keep_rows(context, t, old) for t, old in zip(new, last, strict=False) if old is not None]
-        return y, Last(kept[0], kept[1] if len(kept) > 1 else None)
+        return y, RecurrentState(kept[0], kept[1] if len(kept) > 1 else None)
 
     def _torch(self, state: Tensor) -> Tensor:
         """(batch, layers, directions * hidden) -> (layers * directions, batch, hidden)"""
@@ -99,16 +99,16 @@ class Cells(nn.Module):
         return 2 * length * sum(p.numel() for name, p in self.inner.named_parameters() if name.startswith("weight"))
 
     def state(self) -> int:
-        """Bytes of a row's state."""
+        """Return the bytes of a row's state."""
         size = next(self.parameters()).element_size()
         return (2 if self.kind == "lstm" else 1) * self.layers * self.width * size
 
 
-class Recurrent(Mixer[Last]):
+class Recurrent(Mixer[RecurrentState]):
     """A mixer that is nothing but cells. Subclasses name their kind."""
 
     kind: ClassVar[str]
-    summary = True
+    exports_state = True
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class Recurrent(Mixer[Last]):
     def streams(self) -> bool:  # type: ignore[override]
         return self.cells.directions == 1
 
-    def start(self, context: Context, capacity: int) -> Last:
+    def start(self, context: Context, capacity: int) -> RecurrentState:
         return self.cells.begin(context, self.how)
 
-    def step(self, x: Tensor, state: Last, context: Context) -> tuple[Tensor, Last]:
+    def step(self, x: Tensor, state: RecurrentState, context: Context) -> tuple[Tensor, RecurrentState]:
         if not self.streams and not context.from_start:
             raise UserError(f"a {self.kind} in both directions needs the whole sequence at once, so it does not step")
         return self.cells(x, state, context)
@@ -149,23 +149,23 @@ class Recurrent(Mixer[Last]):
 
 
 class Source(NamedTuple):
-    """The encoder's memory as a decoder looks at it, made once."""
+    """The keys and values of the encoder's memory, computed once."""
 
-    keys: Tensor  # (batch, 1, source, dim) as the score wants them
+    keys: Tensor  # (batch, 1, source, dim) after `score.key`
     values: Tensor  # (batch, source, memory)
-    at: Tensor  # (batch, source) places, -1 for those that are not real
+    at: Tensor  # (batch, source) positions, -1 for padding
 
     @staticmethod
     def join(sources: Sequence[Source]) -> Source:
         keys, values, at = zip(*sources, strict=True)
-        return Source(under(keys), under(values), under(at, -1))
+        return Source(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
 
 
 class Look(nn.Module):
     """Attention of a recurrent decoder's states over the memory, in one head.
 
     dim:    channels of a query.
-    memory: channels of the memory. A score that compares equals gets keys that are mapped to the queries' width.
+    memory: channels of the memory. For a score that needs equal widths, keys are projected to that of the queries.
     """
 
     def __init__(self, score: Score | str | dict, dim: int, memory: int):
@@ -205,22 +205,22 @@ class Look(nn.Module):
         return keys * ((self.key_dim + self.memory) * size + 8)
 
 
-def last_states(context: Context) -> list[Last]:
-    """What the encoder's recurrent mixers ended with."""
-    finals = context.memory.finals if context.memory is not None else ()
-    return [last for last in finals if isinstance(last, Last)]
+def last_states(context: Context) -> list[RecurrentState]:
+    """Return the last states of the encoder's recurrent mixers."""
+    finals = context.memory.final_states if context.memory is not None else ()
+    return [last for last in finals if isinstance(last, RecurrentState)]
 
 
-def hold(context: Context, column: int, new: Tensor, old: Tensor) -> Tensor:
-    """`new` (batch, ...) for the rows in which this column is real, `old` for the others."""
+def keep_column(context: Context, column: int, new: Tensor, old: Tensor) -> Tensor:
+    """Return `new` (batch, ...) for the rows in which this column is real, `old` for the others."""
     if context.valid is None:
         return new
     return torch.where(context.valid[:, column].view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
-def watch_whole(tap: Tap, run: Callable[[Tensor | None], tuple[Tensor, Any, Tensor]]) -> tuple[Tensor, Any]:
-    """`run(None)` takes a step and tells its output, its state and its weights (batch, 1, n, source). Where positions
-    follow one another the weights are complete only after it, so if a watcher replaces them the step is run again."""
+def watch_after(tap: Tap, run: Callable[[Tensor | None], tuple[Tensor, Any, Tensor]]) -> tuple[Tensor, Any]:
+    """Run a step with a tap on its weights. `run(None)` returns output, state and weights (batch, 1, n, source). Since
+    the weights are complete only after the step, it is run again if a watcher replaces them."""
     y, state, weights = run(None)
     if tap.watched:
         given = tap(weights)
@@ -230,6 +230,6 @@ def watch_whole(tap: Tap, run: Callable[[Tensor | None], tuple[Tensor, Any, Tens
 
 
 def check_begin(begin: str) -> str:
-    if begin not in BEGINS:
+    if begin not in BEGIN_STATES:
         raise UserError(f"begin must be 'zeros' or 'memory', not '{begin}'")
     return begin

@@ -13,7 +13,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    see: AttentionMask,
+    mask: AttentionMask,
     score: Score,
     position: Position,
     plain: Tensor,
@@ -22,11 +22,11 @@ def attend(
 ) -> Tensor:
     heads = q.shape[1]
     k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))  # query head h reads h // group
-    scores = score(q, k, see.key_at)  # (batch, heads, n, m)
-    bias = position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
+    scores = score(q, k, mask.key_at)  # (batch, heads, n, m)
+    bias = position.bias(mask.query_at[:, None, :, None], mask.key_at[:, None, None, :], plain)
     if bias is not None:
         scores = scores + bias
-    allowed = see.full_mask(heads)
+    allowed = mask.full_mask(heads)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     weights = masked_softmax(scores)
@@ -34,5 +34,5 @@ def attend(
     if drop:
         weights = F.dropout(weights, drop)
     y = weights @ v
-    more = position.read(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])
+    more = position.output_bias(weights, mask.query_at[:, None, :, None], mask.key_at[:, None, None, :])
     return y if more is None else y + more

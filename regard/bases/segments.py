@@ -1,5 +1,5 @@
-"""A step cut at the ends of segments, for mixers that do something there. Rows of a batch stand at different places, so
-each takes its own columns, and all take turns together: as many as the row that crosses most ends.
+"""Cuts a step at segment boundaries. Rows of a batch stand at different positions, so each row takes its own columns in
+every turn, and there are as many turns as the row with the most boundaries needs.
 
     made = turns(context, segment)              the next columns of every row, none beyond the end of its segment
     for turn, own in zip(made, cut(x, made)):   what each turn takes
@@ -19,14 +19,14 @@ from regard.core import Context
 
 
 class Turn(NamedTuple):
-    """What every row takes at once: `size` columns, or fewer, down to none."""
+    """The columns that the rows take together: up to `size` in each row."""
 
     where: slice | Tensor  # the columns of the step, (batch, size) when they differ from row to row
     size: int
     count: Tensor  # (batch,) how many are real
-    begin: Tensor  # (batch,) the place of the first one in its row's sequence
+    begin: Tensor  # (batch,) the position of the first one in its row's sequence
     inside: Tensor  # (batch,) and in its segment
-    end: int  # the most of inside + count
+    end: int  # the maximum of inside + count
     opens: bool  # all rows stand at the beginning of a segment
 
     @property
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
 
 def turns(context: Context, segment: int) -> list[Turn]:
-    """All columns of a step, at least one turn."""
+    """Return the turns that cover all columns of a step, at least one."""
     first, lengths, time = context.positions[:, 0], context.lengths, context.positions.shape[1]
     inside = first % segment
     low, high = (0, 0) if context.from_start else (int(end) for end in inside.aminmax())
@@ -73,8 +73,8 @@ def turns(context: Context, segment: int) -> list[Turn]:
 
 
 def cut(x: Tensor, made: list[Turn]) -> Sequence[Tensor]:
-    """What each turn takes of x (batch, time, ...): (batch, size, ...) each. All at once, so that their gradients are
-    put together once, and not added up over the whole of x for every turn."""
+    """Return the columns of x (batch, time, ...) for each turn, (batch, size, ...). They are split in one operation, so
+    that the backward pass does not add up a gradient of the size of x for every turn."""
     if isinstance(made[0].where, Tensor):
         where = torch.cat([turn.where for turn in made if isinstance(turn.where, Tensor)], 1)
         x = x.gather(1, where.view(*where.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
@@ -82,9 +82,9 @@ def cut(x: Tensor, made: list[Turn]) -> Sequence[Tensor]:
 
 
 def pieces(x: Tensor, context: Context, size: int) -> Iterator[tuple[Tensor, Context]]:
-    """A step x (batch, time, ...) in pieces of so many columns, each with its context, which all layers share."""
+    """Split a step x (batch, time, ...) into pieces of `size` columns, with their contexts, which all layers share."""
     begins = range(0, x.shape[1], size)
-    contexts = context.once(("pieces", size), lambda: [context.columns(begin, begin + size) for begin in begins])
+    contexts = context.cached(("pieces", size), lambda: [context.columns(begin, begin + size) for begin in begins])
     return zip(x.split(size, 1), contexts, strict=True)
 
 
@@ -98,7 +98,7 @@ def join(outputs: list[Tensor], made: list[Turn], context: Context) -> Tensor:
     base = 0
     for turn in made:
         assert isinstance(turn.where, Tensor)
-        column = torch.where(turn.valid, turn.where, time)  # beyond the end: nobody's
+        column = torch.where(turn.valid, turn.where, time)  # beyond the end: dropped
         places = (base + turn.columns).expand_as(column)
         index = torch.cat((index, index[:, :1]), 1).scatter(1, column, places)[:, :time]
         base += turn.size

@@ -1,4 +1,4 @@
-"""Token shift: every position sees its own vector and the one before it, mixed channel by channel.
+"""Token shift: every position gets its own vector and the previous one, mixed channel by channel.
 
     x'_t = mix * x_t + (1 - mix) * x_(t-1)                 x_0 = 0
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.core import Context
 
 
-def after(first: Tensor, all_: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-    """What stood before every column (batch, time, ...), and after the last real one of each row (batch, ...)."""
+def shifted(first: Tensor, all_: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+    """Return the previous value at every column (batch, time, ...), and the last real one of each row (batch, ...)."""
     joined = torch.cat((first[:, None], all_), 1)  # (batch, time + 1, ...)
     if context.valid is None:
         return joined[:, :-1], joined[:, -1]
@@ -23,15 +23,15 @@ def after(first: Tensor, all_: Tensor, context: Context) -> tuple[Tensor, Tensor
 def shift(x: Tensor, last: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     """x (batch, time, width) after `last` (batch, width) -> the vectors before each, and the last real one of each
     row."""
-    return after(last, x, context)
+    return shifted(last, x, context)
 
 
 def mixed(x: Tensor, before: Tensor, mix: Tensor) -> Tensor:
     return torch.lerp(before, x, mix.to(x.dtype))
 
 
-def born(values: Tensor) -> nn.Parameter:
-    """A parameter with these values. Made empty and then filled, so that a model can be sketched without weights."""
+def filled_parameter(values: Tensor) -> nn.Parameter:
+    """Return a parameter with these values; allocated empty and then filled, so that models can be built on meta."""
     parameter = nn.Parameter(torch.empty(values.shape))
     with torch.no_grad():
         parameter.copy_(values)

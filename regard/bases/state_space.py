@@ -1,4 +1,4 @@
-"""What state-space mixers share: a linear system for every channel, as a convolution and as a recurrence.
+"""The base of state-space mixers: a linear system for every channel, as a convolution and as a recurrence.
 
     z' = A z + B u,                y = C z + D u             in time
     z_t = A_d z_(t-1) + B_d u_t,   y_t = C z_t + D u_t       from position to position, dt apart: a recurrence
@@ -24,11 +24,11 @@ from regard.core import Context, Cost, Growth, Mixer, UserError
 from regard.core.mixer import keep_rows
 from regard.errors import nearest
 from regard.ops.activation import activation as activate
-from regard.ops.fading import exact
+from regard.ops.fading import accumulation_dtype
 
 from .segments import pieces
 
-CHUNK = 64  # positions of a step that are taken together
+CHUNK = 64  # positions of a step that are processed together
 OUTS = ("glu", "linear", "none")
 
 
@@ -37,7 +37,7 @@ class Hidden(NamedTuple):
 
 
 class System(ABC):
-    """A discretised system. row: (width, state), the C above as it acts on z."""
+    """A discretized system. row: (width, state), the C above as it acts on z."""
 
     row: Tensor
 
@@ -59,9 +59,9 @@ class System(ABC):
 
 
 class StateSpace(Mixer[Hidden]):
-    """A system for each channel, an activation, and a linear map. Subclasses say how A, B and C are made.
+    """A system for each channel, an activation, and a linear map. Subclasses define A, B and C.
 
-    state:            real numbers that each channel remembers; even.
+    state:            real numbers in the state of each channel; even.
     shortest, longest: the time between two positions is drawn between them, on a logarithmic scale.
     activation:       after the system.
     out:              the map after that: "glu" (to twice the width, half of which gates the other), "linear" or "none".
@@ -91,7 +91,7 @@ class StateSpace(Mixer[Hidden]):
 
     @abstractmethod
     def system(self) -> System:
-        """Discretised, in single precision at least."""
+        """Return the discretized system, at least in float32."""
 
     @abstractmethod
     def system_flops(self, length: int, chunk: int) -> int:
@@ -99,7 +99,7 @@ class StateSpace(Mixer[Hidden]):
 
     @property
     def exact(self) -> torch.dtype:
-        return exact(self.log_dt.dtype)
+        return accumulation_dtype(self.log_dt.dtype)
 
     @property
     def poles(self) -> Tensor:

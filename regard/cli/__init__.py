@@ -1,4 +1,4 @@
-"""The command line: one file for each group of commands. Mistakes are told in a sentence."""
+"""The command line: one file for each group of commands. User errors are reported in one sentence."""
 
 from . import (
     catalog,

@@ -1,5 +1,5 @@
-"""What a person sees while a model learns: a bar and a line under it that move, or a line now and then where nothing
-can move."""
+"""Show the progress of training: a live bar with a status line in a terminal, and a line from time to time
+elsewhere."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rich.text import Text
 
 from regard.errors import printable
 
-EVERY = 30.0  # seconds between lines where the output is no terminal
+LINE_EVERY = 30.0  # seconds between lines where the output is not a terminal
 
 
 class Bar:
-    """`say` prints a sentence, `tick` counts preparations, `report` follows the training."""
+    """`say` prints a message, `tick` shows the progress of preparations, `report` that of training."""
 
     def __init__(self, console: Console, names: dict[str, str] | None = None):
         self.console, self.names = console, names or {}
-        self.moving = console.is_terminal
+        self.is_live = console.is_terminal
         self.progress = Progress(
             SpinnerColumn(),
             BarColumn(bar_width=None),
@@ -33,14 +33,14 @@ class Bar:
         )
         self.line = Text()
         self.task: Any = None
-        self.told = time.monotonic()
-        self.shown: dict[str, float] = {}
+        self.printed_at = time.monotonic()
+        self.printed_metrics: dict[str, float] = {}
 
     def say(self, sentence: str) -> None:
-        self.console.print(Text(printable(sentence)), soft_wrap=True)  # so that a command can be copied whole
+        self.console.print(Text(printable(sentence)), soft_wrap=True)  # so that commands can be copied
 
     def tick(self, what: str, done: int) -> None:
-        if not self.moving:
+        if not self.is_live:
             return
         if self.task is None:
             self.task = self.progress.add_task("", total=None)
@@ -52,20 +52,20 @@ class Bar:
         measured = measured and f"dev at step {now.metrics['step']:,}: {measured}"
         speed = f"{now.speed:,.0f} tokens/s"
         left = "" if now.left is None else f"{clock(now.left)} left"
-        if self.moving:
+        if self.is_live:
             self.line.plain = f"  step {now.step:,}  {loss}" + (f"  {measured}" if measured else "")
             if self.task is None:
                 self.task = self.progress.add_task("", total=1.0)
-            told = "  ".join(part for part in (f"{100 * now.done:.0f} %", speed, left) if part)
-            self.progress.update(self.task, description=told, total=1.0, completed=now.done)
-        elif time.monotonic() - self.told > EVERY or now.metrics != self.shown:
-            self.told, self.shown = time.monotonic(), now.metrics
+            description = "  ".join(part for part in (f"{100 * now.done:.0f} %", speed, left) if part)
+            self.progress.update(self.task, description=description, total=1.0, completed=now.done)
+        elif time.monotonic() - self.printed_at > LINE_EVERY or now.metrics != self.printed_metrics:
+            self.printed_at, self.printed_metrics = time.monotonic(), now.metrics
             parts = [f"step {now.step:,}", f"epoch {now.epoch:.2f}", loss, measured, speed, left]
             self.say("  ".join(part for part in parts if part))
 
     @contextmanager
     def running(self) -> Iterator[Bar]:
-        if not self.moving:
+        if not self.is_live:
             yield self
             return
         with Live(Group(self.progress, self.line), console=self.console, refresh_per_second=8):

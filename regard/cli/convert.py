@@ -1,4 +1,4 @@
-"""`regard convert`: other people's weights, in and out."""
+"""`regard convert`: import and export Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def convert(
         bool, typer.Option("--check", help="Compare with `transformers`, where that is installed.")
     ] = False,
     to: Annotated[
-        str | None, typer.Option(metavar="FAMILY", help="What a run that was trained here goes out as.")
+        str | None, typer.Option(metavar="FAMILY", help="The family as which to export a run that was trained here.")
     ] = None,
-    pickle: Annotated[bool, typer.Option("--pickle", help="Read weights of torch.save, nothing but tensors.")] = False,
-    shard: Annotated[float, typer.Option(metavar="GB", help="Size of a file on the way out.")] = 5.0,
+    pickle: Annotated[bool, typer.Option("--pickle", help="Read torch.save files, tensors only.")] = False,
+    shard: Annotated[float, typer.Option(metavar="GB", help="Largest file of an export.")] = 5.0,
     as_json: AsJson = False,
 ) -> int:
     """Turn Hugging Face weights into a run, or a run into Hugging Face weights."""
@@ -42,25 +42,23 @@ def convert(
             pickle,
             to,
             int(shard * 1e9),
-            lambda n, whole: progress.update(task, completed=n, total=whole),
+            lambda n, total: progress.update(task, completed=n, total=total),
         )
-    told = {"family": done.family, "folder": str(done.folder), "tensors": done.tensors, "parameters": done.parameters}
-    told |= {"note": done.note} if done.note else {}
+    result = {"family": done.family, "folder": str(done.folder), "tensors": done.tensors, "parameters": done.parameters}
+    result |= {"note": done.note} if done.note else {}
     holds = True
     if check:
         from regard.convert.check import check as checked
 
         outcome = checked(*((target, source) if (target / "run.json").is_file() else (source, target)))
-        told["check"], holds = outcome._asdict(), outcome.holds
+        result["check"], holds = outcome._asdict(), outcome.holds
     if as_json:
-        dump(told)
+        dump(result)
         return 0 if holds else 1
     typer.echo(f"{done.folder}: a {done.family} of {done.parameters / 1e6:,.1f} M parameters, {done.tensors} tensors")
     if done.note:
         console.print(Text(printable(f"note: {done.note}")))
     if check:
         word = "the same as transformers" if holds else "NOT the same as transformers"
-        typer.echo(
-            f"{word}: {outcome.what} differ by {outcome.worst:.1e} at the most, where they reach {outcome.size:.3g}"
-        )
+        typer.echo(f"{word}: {outcome.what} differ by at most {outcome.worst:.1e}; the largest is {outcome.size:.3g}")
     return 0 if holds else 1

@@ -1,4 +1,4 @@
-"""`regard demo`: learn to pronounce English in a few minutes, and show it."""
+"""`regard demo`: train a model that pronounces English in a few minutes, and show what it does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .app import app
 
 @app.command()
 def demo(
-    minutes: Annotated[float | None, typer.Option(help="Of training; 3, or 30 with --full.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="A larger model and half an hour: better.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Training time; 3, or 30 with --full.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Train a larger, better model for half an hour.")] = False,
     out: Annotated[
-        Path, typer.Option(metavar="RUN", help="The run folder; one of an earlier demo is replaced.")
+        Path, typer.Option(metavar="RUN", help="The run folder; that of an earlier demo is replaced.")
     ] = Path("runs/demo"),
     threads: Annotated[int, typer.Option(help="0: as many as there are cores.")] = 0,
 ) -> None:
-    """Learn English spelling to pronunciation from the CMU dictionary, test it, and draw where it looked."""
-    from regard import demo as shown
+    """Train a model from English spelling to pronunciation on the CMU dictionary, test it, and draw its attention."""
+    from regard import demo as demo_job
     from regard.decode import DecodeConfig
     from regard.look.alignment import png
     from regard.train import job as jobs
@@ -31,10 +31,10 @@ def demo(
     from .bar import Bar
 
     console = Console()
-    bar = Bar(console, shown.METRICS)
+    bar = Bar(console, demo_job.METRICS)
     if (out / "demo").exists():
         shutil.rmtree(out)
-    job = shown.job(out, minutes or (30.0 if full else 3.0), full)
+    job = demo_job.job(out, minutes or (30.0 if full else 3.0), full)
     job.threads = threads
     with bar.running():
         prepared = jobs.start(job, bar.say, bar.tick)
@@ -45,13 +45,13 @@ def demo(
     test = prepared.corpus.test
     assert test is not None
     with console.status("testing"):
-        report = shown.judge(run, test)
-        word, answer = shown.clearest(run, test)
-        said = run.predict(shown.WORDS, DecodeConfig(beam=4))
+        report = demo_job.evaluate_words(run, test)
+        word, answer = demo_job.clearest_example(run, test)
+        said = run.predict(demo_job.WORDS, DecodeConfig(beam=4))
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
-    half = (len(shown.WORDS) + 1) // 2
+    half = (len(demo_job.WORDS) + 1) // 2
     for i in range(half):
-        cells = [text for k in (i, i + half) for text in (shown.WORDS[k], said[k][0].text)]
+        cells = [text for k in (i, i + half) for text in (demo_job.WORDS[k], said[k][0].text)]
         table.add_row(*cells)
     console.print(table)
     picture = out / "alignment.png"

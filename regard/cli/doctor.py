@@ -1,4 +1,4 @@
-"""`regard doctor`: what this machine has, what would make regard faster, and what the ops of a model run on."""
+"""`regard doctor`: report what this machine has, what would make regard faster, and what runs each op of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.errors import UserError, printable, short
 from regard.files import recipe as recipes
 
 from .app import AsJson, Parts, Sets, Size, Threads, app, dump
-from .catalog import VOCAB, load_recipe, told_of
+from .catalog import VOCAB, errors_about, load_recipe
 
 
 @app.command()
@@ -24,24 +24,24 @@ def doctor(
     ] = None,
     size: Size = None,
     sets: Sets = None,
-    rows: Annotated[int, typer.Option(min=1, help="Sequences in the batch that is tried.")] = 16,
-    length: Annotated[int, typer.Option(min=2, help="Positions of each.")] = 64,
-    device: Annotated[str, typer.Option(help="Where it runs.")] = "cpu",
+    rows: Annotated[int, typer.Option(min=1, help="Sequences in the random batch.")] = 16,
+    length: Annotated[int, typer.Option(min=2, help="Positions of each sequence.")] = 64,
+    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     threads: Threads = 0,
     parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help. Of a
-    run or a recipe also what each op runs on, regard's kernels or torch, and why."""
-    model = None if name is None else _model(name, size, sets, parts, device)
-    from regard.doctor import examine, trace
-    from regard.memory import in_bytes
+    """Report what this machine has: cores, instruction sets, compiler, kernels, torch, memory; and what would help. For
+    a run or a recipe, also report what runs each op, regard's kernels or torch, and why."""
+    model = None if name is None else _load_model(name, size, sets, parts, device)
+    from regard.doctor import examine, trace_ops
+    from regard.memory import format_bytes
 
     found = examine()
-    ops = None if model is None else trace(model, rows, length)
+    ops = None if model is None else trace_ops(model, rows, length)
     if as_json:
         return dump(found if ops is None else found | {"ops": {"of": name, "rows": rows, "length": length} | ops})
-    found["machine"]["memory"] = in_bytes(found["machine"]["memory"])
+    found["machine"]["memory"] = format_bytes(found["machine"]["memory"])
     advice = found.pop("advice")
     for section, facts in found.items():
         typer.secho(section, bold=True)
@@ -58,8 +58,8 @@ def doctor(
         _print_ops(f"{name}, {rows} rows of {length} positions", ops)
 
 
-def _model(name: str, size: str | None, sets: list[str] | None, parts: list[Path] | None, device: str) -> Any:
-    """The model of a run folder, or of a recipe with weights as they are at birth."""
+def _load_model(name: str, size: str | None, sets: list[str] | None, parts: list[Path] | None, device: str) -> Any:
+    """Return the model of a run folder, or of a recipe with its initial weights."""
     is_recipe = name.endswith(".toml") or name in recipes.names()
     is_run = Path(name).is_dir() and not is_recipe
     if not is_run and not is_recipe and "/" in name:
@@ -67,14 +67,14 @@ def _model(name: str, size: str | None, sets: list[str] | None, parts: list[Path
     if is_run and (size or sets):
         raise UserError("a run folder has its size already: --size and --set are for recipes")
     if not is_run:
-        recipes.read(name)  # a typo is told before torch is imported
+        recipes.read(name)  # report a typo before torch is imported
     from regard import build
-    from regard.runs.folder import must_have, read
+    from regard.runs.folder import check_device, read_run
 
-    must_have(device)
+    check_device(device)
     if is_run:
-        return read(Path(name), device).model
-    with told_of(name):
+        return read_run(Path(name), device).model
+    with errors_about(name):
         return build(load_recipe(name, size, sets, parts, VOCAB, False)).to(device)
 
 
@@ -83,7 +83,7 @@ def _print_ops(title: str, ops: dict[str, list[dict[str, Any]] | None]) -> None:
     for phase, rows in ops.items():
         console.print(Text(printable(f"\n{phase}: {title}"), style="bold"))
         if rows is None:
-            console.print("  This model answers for whole inputs, and does not decode step by step.")
+            console.print("  This model takes whole inputs, and does not decode step by step.")
             continue
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for column in ("  op", "calls", "runs on", "why"):

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a trained model is."""
+"""`regard evaluate`: measure a trained model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .predict import (
     Int8,
     LengthPenalty,
     MaxNewTokens,
+    RunFolder,
     Shortlist,
-    TheRun,
     decode_config,
-    opened,
+    open_run,
 )  # fmt: skip
-from .train import Anyone, BadLines, Columns, Files, Header, Source, Target
+from .train import AnyReference, BadLines, Columns, Data, Header, Source, Target
 
-FOUR_PLACES = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
+FOUR_DECIMALS = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
 
 
 @app.command()
 def evaluate(
-    run: TheRun,
-    data: Files = None,
+    run: RunFolder,
+    data: Data = None,
     source: Source = None,
     target: Target = None,
     columns: Columns = None,
@@ -49,13 +49,13 @@ def evaluate(
     ] = None,
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's: 13a, none, intl, zh, ...")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without case.")] = False,
-    any_reference: Anyone = False,
+    any_reference: AnyReference = False,
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     early_stopping: EarlyStopping = None,
     max_new_tokens: MaxNewTokens = None,
     memory: Annotated[
-        int | None, typer.Option(help="Positions that a language model remembers from before; 0: none.")
+        int | None, typer.Option(help="Earlier positions that a language model may attend to; 0: none.")
     ] = None,
     bad_lines: BadLines = "refuse",
     shortlist: Shortlist = False,
@@ -69,18 +69,18 @@ def evaluate(
     """Measure a trained model on data: sacreBLEU, chrF, TER, exact match, error rates, perplexity."""
     from regard.evaluate import evaluate as measured
 
-    loaded = opened(run, device, parts, int8, ensemble)
+    loaded = open_run(run, device, parts, int8, ensemble)
     config = decode_config(
         loaded, {}, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping,
         max_new_tokens=max_new_tokens, shortlist=shortlist or None,
     )  # fmt: skip
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
     if memory is not None and hasattr(loaded, "evaluate"):
-        raise UserError("--memory is for a language model that reads a running text, and this model is none")
+        raise UserError("--memory is for a language model that reads a running text, and this model is not one")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("evaluating", total=None)
-        told = measured(
+        result = measured(
             loaded,
             lines,
             metric or None,
@@ -92,19 +92,21 @@ def evaluate(
             memory,
         )
     if as_json:
-        return dump({"run": str(run), "data": lines.name, "part": _measured(loaded, data, source, part)} | told)
-    which, where = _measured(loaded, data, source, part), printable(lines.name.removesuffix(f", {part}"))
+        return dump({"run": str(run), "data": lines.name, "part": _part_name(loaded, data, source, part)} | result)
+    which, where = _part_name(loaded, data, source, part), printable(lines.name.removesuffix(f", {part}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("metric")
     table.add_column("value", justify="right")
     table.add_column("signature", style="dim")
-    for name, value in told["scores"].items():
-        table.add_row(name, f"{value:.4f}" if name in FOUR_PLACES else f"{value:.2f}", told["signatures"].get(name, ""))
+    for name, value in result["scores"].items():
+        table.add_row(
+            name, f"{value:.4f}" if name in FOUR_DECIMALS else f"{value:.2f}", result["signatures"].get(name, "")
+        )
     out = Console()
     out.print(Text(f"{'all' if which == 'all' else f'the {which} part'} of {where}", style="bold"), soft_wrap=True)
     out.print(table)
-    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in told["counts"].items()), style="dim")
-    for note in told.get("notes", []):
+    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in result["counts"].items()), style="dim")
+    for note in result.get("notes", []):
         print(f"regard: {printable(note)}", file=sys.stderr)
 
 
@@ -118,9 +120,9 @@ def examples(
     bad_lines: str,
     header: str | None = None,
 ) -> Any:
-    """The examples to measure on: a part of what is named, or of the data that the run was trained with."""
+    """Return the examples to measure on: a part of the named data, or of the data that the run was trained on."""
     from regard.data import open_corpus
-    from regard.runs.folder import about
+    from regard.runs.folder import read_run_json
 
     if part not in ("train", "dev", "test"):
         raise UserError(f"--part is train, dev or test, not '{part}'")
@@ -128,9 +130,9 @@ def examples(
     asked |= {"dev": None, "test": None, "bad_lines": bad_lines}
     own = data is None and source is None
     if own:
-        job = about(loaded.folder).get("job", {})
+        job = read_run_json(loaded.folder).get("job", {})
         if job.get("data") is None and job.get("source") is None:
-            raise UserError("this run tells of no data that it was trained with: name some with --data")
+            raise UserError("this run does not record its training data: name some with --data")
         asked = {name: job.get(name, value) for name, value in asked.items()}
         header = job.get("header")
     asked["header"] = header
@@ -142,29 +144,29 @@ def examples(
     if own:
         corpus = open_corpus(**asked, kind=kind, seed=loaded.model.recipe.get("train", {}).get("seed", 1))
     else:
-        return _named(data, source, target, columns, part, bad_lines, header, kind)
+        return _open_named(data, source, target, columns, part, bad_lines, header, kind)
     return _part(corpus, part)
 
 
 def _as_trained(loaded: Any, data: str, part: str, bad_lines: str, header: str | None, kind: str) -> Any:
-    """The examples of a file with the columns of the run, if it has the same ones; else with the usual ones."""
-    from regard.data.folder import exists, main_place
+    """Return the examples of a file, from the run's columns if the file has those, else from the usual ones."""
+    from regard.data.folder import exists, first_training_file
     from regard.data.layout import layout_in, matching
-    from regard.runs.folder import about
+    from regard.runs.folder import read_run_json
 
-    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    layout = layout_in(read_run_json(loaded.folder)) if loaded.folder else None
     if layout is None or not exists(Path(data)):
-        return _named(data, None, None, None, part, bad_lines, header, kind)
+        return _open_named(data, None, None, None, part, bad_lines, header, kind)
     said = f"the run was trained with --columns {','.join(layout.get('taken', []))}"
     try:
-        place = main_place(Path(data))
+        place = first_training_file(Path(data))
         columns = matching(place[0], layout) if len(place) == 1 and place[0].is_file() else None
-        return _named(data, None, None, columns, part, bad_lines, header, kind)
+        return _open_named(data, None, None, columns, part, bad_lines, header, kind)
     except UserError as error:
         raise UserError(f"{error.message}; {said}") from None
 
 
-def _named(
+def _open_named(
     data: str | None,
     source: str | None,
     target: str | None,
@@ -189,8 +191,8 @@ def _part(corpus: Any, part: str) -> Any:
     return lines
 
 
-def _measured(loaded: Any, data: str | None, source: str | None, part: str) -> str:
-    """Return what `examples` gives: train, dev or test; or all, of files that have no parts."""
+def _part_name(loaded: Any, data: str | None, source: str | None, part: str) -> str:
+    """Return which part `examples` returns: train, dev or test, or all for files without parts."""
     if data is None:
         return part if source is None else "all"
     if loaded.takes == "images":

@@ -1,4 +1,4 @@
-"""`regard export`: a run for another program."""
+"""`regard export`: export a run to another program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     to: Annotated[str, typer.Option(metavar="ctranslate2|onnx", help="The program that will read it.")] = "ctranslate2",
     numbers: Annotated[
-        str | None, typer.Option(metavar="int8|float16|...", help="How CTranslate2 keeps the weights.")
+        str | None, typer.Option(metavar="int8|float16|...", help="Number format of CTranslate2's weights.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

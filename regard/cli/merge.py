@@ -1,4 +1,4 @@
-"""`regard merge`: a model that was fine-tuned with LoRA as a plain one."""
+"""`regard merge`: merge LoRA matrices into the model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .app import AsJson, app, dump
 @app.command()
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run that was trained with --lora.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder, to be used as the run was.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new run folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add LoRA's small maps to the model that they stand beside."""
+    """Merge LoRA's matrices into the model's weights."""
     from regard.passes.lora import merge_run
 
     merge_run(run, out)

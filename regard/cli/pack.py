@@ -1,4 +1,4 @@
-"""`regard pack`: a trained BitNet with its weights in two bits."""
+"""`regard pack`: store the weights of a trained BitNet in two bits each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from .app import AsJson, app, dump
 @app.command()
 def pack(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run that was trained with the pass bitnet.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder, to be used as the run was.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new run folder.")],
     rest: Annotated[
         str,
-        typer.Option(metavar="float32|bfloat16|float16", help="All other numbers. Only float32 changes no score."),
+        typer.Option(
+            metavar="float32|bfloat16|float16", help="Type of all other weights. Only float32 changes no logits."
+        ),
     ] = "float32",
     as_json: AsJson = False,
 ) -> None:

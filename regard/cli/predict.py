@@ -1,4 +1,4 @@
-"""`regard predict`: a trained model at work on texts, pictures or recordings."""
+"""`regard predict`: run a trained model on texts, pictures or recordings."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from regard.errors import UserError, printable
 
 from .app import Parts, Threads, add_parts, app, dump
 
-HOW = "How to decode"
+DECODING = "How to decode"
 VECTORS = "Vectors of texts"
-OTHER = "Pictures and recordings"
-AHEAD = 4096  # texts that are read ahead, to work on those of equal length together
+MEDIA = "Pictures and recordings"
+READ_AHEAD = 4096  # texts to read ahead, so that texts of similar length share a batch
 
-TheRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `regard train` leaves it.")]
-Beam = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Hypotheses of beam search; 1 for greedy search.")]
-LengthPenalty = Annotated[float | None, typer.Option(rich_help_panel=HOW, help="Exponent of the length.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `regard train` leaves it.")]
+Beam = Annotated[
+    int | None, typer.Option(rich_help_panel=DECODING, help="Hypotheses of beam search; 1 for greedy search.")
+]
+LengthPenalty = Annotated[float | None, typer.Option(rich_help_panel=DECODING, help="Exponent of the length.")]
 EarlyStopping = Annotated[
     str | None,
     typer.Option(
         metavar="full|heuristic|never",
-        rich_help_panel=HOW,
+        rich_help_panel=DECODING,
         help="When beam search ends: full, once as many hypotheses as the beam have ended; heuristic, once no open one "
         "is more probable than those; never, once nothing better is possible.",
     ),
 ]
-MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=HOW, help="The most tokens of an answer.")]
+MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Most tokens of an answer.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="8-bit weights: faster on a CPU, less exact.")]
 
 Ensemble = Annotated[
     list[Path] | None,
-    typer.Option("--ensemble", metavar="RUN", help="Another run whose probabilities are averaged in; repeatable."),
+    typer.Option("--ensemble", metavar="RUN", help="Another run to average probabilities with; repeatable."),
 ]
 Shortlist = Annotated[
-    bool, typer.Option("--shortlist", help="Score likely words alone, by the list that 'regard shortlist' made.")
+    bool, typer.Option("--shortlist", help="Score only likely target words, from the list of 'regard shortlist'.")
 ]
 
 
 @app.command()
 def predict(
-    run: TheRun,
+    run: RunFolder,
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="FILE", help="Texts, one a line; - for standard input. Or pictures, or recordings."),
@@ -55,31 +57,32 @@ def predict(
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     early_stopping: EarlyStopping = None,
-    num_return: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Answers for each input.")] = None,
+    num_return: Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Answers for each input.")] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            rich_help_panel=HOW,
-            help="Above 0: sample; 0: greedy. A language model trained here that is told nothing samples with "
+            rich_help_panel=DECODING,
+            help="Above 0: sample; 0: greedy. Without options, a language model trained here samples with "
             "--temperature 0.8 --top-p 0.95 --seed 1.",
         ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(rich_help_panel=HOW)] = None,
-    top_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
-    min_p: Annotated[float | None, typer.Option(rich_help_panel=HOW)] = None,
+    top_k: Annotated[int | None, typer.Option(rich_help_panel=DECODING)] = None,
+    top_p: Annotated[float | None, typer.Option(rich_help_panel=DECODING)] = None,
+    min_p: Annotated[float | None, typer.Option(rich_help_panel=DECODING)] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(rich_help_panel=HOW, help="Above 1: discourage repeats.")
+        float | None, typer.Option(rich_help_panel=DECODING, help="Above 1: discourage repeats.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=HOW, help="Seed of sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Seed of sampling.")] = None,
     max_new_tokens: MaxNewTokens = None,
     speculate: Annotated[
-        int | None, typer.Option(rich_help_panel=HOW, help="Tokens drafted at a time: faster, and the same answers.")
+        int | None,
+        typer.Option(rich_help_panel=DECODING, help="Tokens drafted at a time: faster, and the same answers."),
     ] = None,
     draft_model: Annotated[
-        Path | None, typer.Option(metavar="RUN", rich_help_panel=HOW, help="A smaller run that drafts tokens.")
+        Path | None, typer.Option(metavar="RUN", rich_help_panel=DECODING, help="A smaller run that drafts tokens.")
     ] = None,
     truncate: Annotated[
-        bool, typer.Option("--truncate", rich_help_panel=HOW, help="Shorten inputs that are too long.")
+        bool, typer.Option("--truncate", rich_help_panel=DECODING, help="Shorten inputs that are too long.")
     ] = False,
     embed: Annotated[
         bool, typer.Option("--embed", rich_help_panel=VECTORS, help="A vector for each text, of any encoder.")
@@ -99,15 +102,17 @@ def predict(
         Path | None, typer.Option(metavar="FILE.npy", rich_help_panel=VECTORS, help="Vectors into a NumPy file.")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=OTHER, help="What a picture may show; several times.")
+        list[str] | None, typer.Option(rich_help_panel=MEDIA, help="What a picture may show; repeatable.")
     ] = None,
-    language: Annotated[str | None, typer.Option(rich_help_panel=OTHER, help="That is spoken: en, de, ...")] = None,
-    task: Annotated[str | None, typer.Option(metavar="transcribe|translate", rich_help_panel=OTHER)] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", rich_help_panel=OTHER, help="Tell the times.")] = False,
+    language: Annotated[str | None, typer.Option(rich_help_panel=MEDIA, help="Spoken language: en, de, ...")] = None,
+    task: Annotated[str | None, typer.Option(metavar="transcribe|translate", rich_help_panel=MEDIA)] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", rich_help_panel=MEDIA, help="Output timestamps.")] = False,
     attention: Annotated[
         bool, typer.Option("--attention", help="With --json: the cross-attention of every answer.")
     ] = False,
-    stream: Annotated[bool | None, typer.Option("--stream/--no-stream", help="Write the answer as it comes.")] = None,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Print tokens as they are generated.")
+    ] = None,
     shortlist: Shortlist = False,
     ensemble: Ensemble = None,
     device: Device = "cpu",
@@ -116,7 +121,7 @@ def predict(
     parts: Parts = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines with scores, all answers, alignments.")] = False,
 ) -> None:
-    """Answer texts: translate, go on with a prompt, fill [MASK], label, embed; label pictures, write down speech."""
+    """Predict: translate, continue a prompt, fill [MASK], classify, embed; classify pictures, transcribe speech."""
     if as_json and (stream or out):
         raise UserError("--json writes whole answers: leave out --stream and --out")
     if attention and not as_json:
@@ -126,7 +131,7 @@ def predict(
             raise UserError(f"there is no file '{file}' to read from")
     from regard.tasks.embed import Embedder
 
-    loaded = opened(run, device, parts, int8, ensemble)
+    loaded = open_run(run, device, parts, int8, ensemble)
     of_vectors = {"pool": pool, "normalize": normalize, "similarity": similarity or None, "out": out}
     if embed or any(value is not None for value in of_vectors.values()):
         loaded = Embedder.of(loaded)
@@ -143,27 +148,27 @@ def predict(
         seed=seed, max_new_tokens=max_new_tokens, truncate=truncate or None, speculate=speculate,
         shortlist=shortlist or None,
     )  # fmt: skip
-    if seed is not None and not config.draws:
+    if seed is not None and not config.samples:
         raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")
     if loaded.takes != "texts":
-        return _tell_files(loaded, files or [], config, as_json)
-    texts = lines_of(files or ["-"]) if isinstance(loaded, Embedder) else texts_of(loaded, files or ["-"])
+        return _print_file_answers(loaded, files or [], config, as_json)
+    texts = read_lines(files or ["-"]) if isinstance(loaded, Embedder) else read_texts(loaded, files or ["-"])
     if out is not None:
         return loaded.save(texts, out, config)
     interactive = (files or ["-"]) == ["-"] and sys.stdin.isatty()
     if stream is None and not as_json and _can_stream(loaded, config):
-        texts, first = _peeked(texts, 0 if interactive else 2)
+        texts, first = _peek(texts, 0 if interactive else 2)
         stream = interactive or len(first) == 1
     if stream:
-        return _tell_streams(loaded, texts, config)
-    for answers in loaded.answers(texts, config, attention, 1 if interactive else AHEAD):
-        _tell(answers, as_json)
+        return _print_streams(loaded, texts, config)
+    for answers in loaded.answers(texts, config, attention, 1 if interactive else READ_AHEAD):
+        _print_answers(answers, as_json)
 
 
-def opened(
+def open_run(
     run: Path, device: str, parts: list[Path] | None, int8: bool = False, ensemble: list[Path] | None = None
 ) -> Any:
-    """What answers with a run, or with several together."""
+    """Load a run, or several as an ensemble."""
     from regard.tasks.load import load
 
     add_parts(parts)
@@ -174,41 +179,41 @@ def opened(
 
 
 def decode_config(loaded: Any, own: dict[str, Any], **given: Any) -> Any:
-    """How answers are found. Options that the run does not know are refused; those of its `own` become attributes of
-    it, under the same names."""
+    """Return the decoding options. Options that the run does not support are refused; its `own` ones are set as
+    attributes of it."""
     from regard.decode import DecodeConfig
 
     own, given = ({name: value for name, value in some.items() if value is not None} for some in (own, given))
     for name in (*own, *given):
         if name not in loaded.options:
-            known = ", ".join(_option(one) for one in loaded.options) or "none of this kind"
-            raise UserError(f"this model has nothing to do with {_option(name)}; its options: {known}")
+            known = ", ".join(_flag(one) for one in loaded.options) or "none of this kind"
+            raise UserError(f"this model has nothing to do with {_flag(name)}; its options: {known}")
     for name, value in own.items():
         if name not in ("attention", "stream", "out"):
             setattr(loaded, name, value)
     return DecodeConfig.read(given, loaded.config)
 
 
-def _option(name: str) -> str:
+def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def texts_of(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
-    """What a run is asked: of a table like the one that it was trained with the texts, without the answers beside them;
-    of any other file the lines."""
+def read_texts(loaded: Any, files: Iterable[str]) -> Iterator[Any]:
+    """Yield the inputs in some files: the text columns of a table like the one that the run was trained on, else the
+    lines."""
     from regard.data.layout import layout_in
-    from regard.data.layout import texts_of as of_table
-    from regard.runs.folder import about
+    from regard.data.layout import texts_of as table_texts
+    from regard.runs.folder import read_run_json
 
     kind = getattr(loaded, "reads", "pairs") if loaded.pairs else "text"
-    layout = layout_in(about(loaded.folder)) if loaded.folder else None
+    layout = layout_in(read_run_json(loaded.folder)) if loaded.folder else None
     for file in files:
-        texts = None if file == "-" or not Path(file).stat().st_size else of_table(Path(file), kind, layout)
-        yield from lines_of([file]) if texts is None else texts
+        texts = None if file == "-" or not Path(file).stat().st_size else table_texts(Path(file), kind, layout)
+        yield from read_lines([file]) if texts is None else texts
 
 
-def lines_of(files: Iterable[str]) -> Iterator[str]:
-    """Of all files, without their ends."""
+def read_lines(files: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of all files, without line ends."""
     for file in files:
         if file == "-":
             lines, name = sys.stdin.buffer, "standard input"
@@ -222,14 +227,14 @@ def lines_of(files: Iterable[str]) -> Iterator[str]:
                     raise UserError(f"{name}, line {number} is not UTF-8") from None
 
 
-def _peeked(texts: Iterator[str], count: int) -> tuple[Iterator[str], list[str]]:
-    """The same texts, and the first of them."""
+def _peek(texts: Iterator[str], count: int) -> tuple[Iterator[str], list[str]]:
+    """Return an iterator over the same texts, and a list of the first ones."""
     first = list(islice(texts, count))
     return chain(first, texts), first
 
 
 def _can_stream(loaded: Any, config: Any) -> bool:
-    """Whether a person watches a prompt being continued."""
+    """Return whether the output is a terminal and the run can stream to it."""
     return (
         sys.stdout.isatty()
         and "stream" in loaded.options
@@ -239,40 +244,41 @@ def _can_stream(loaded: Any, config: Any) -> bool:
     )
 
 
-def _tell_streams(loaded: Any, texts: Iterator[str], config: Any) -> None:
+def _print_streams(loaded: Any, texts: Iterator[str], config: Any) -> None:
     for text in texts:
         for piece in loaded.stream(text, config):
-            sys.stdout.write(_safe(piece))
+            sys.stdout.write(_printable_answer(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
 
 
-def _tell_files(loaded: Any, files: list[str], config: Any, as_json: bool) -> None:
-    """Each file is an input by itself."""
+def _print_file_answers(loaded: Any, files: list[str], config: Any, as_json: bool) -> None:
+    """Print the answers for files of which each is one input."""
     if not files or "-" in files:
         raise UserError(f"this model takes {loaded.takes}: name the files")
     for file, answers in zip(files, loaded.answers(loaded.read(files), config), strict=True):
-        _tell(answers, as_json, file if as_json or len(files) > 1 else "", sure=loaded.takes == "images")
+        _print_answers(answers, as_json, file if as_json or len(files) > 1 else "", sure=loaded.takes == "images")
 
 
-def _tell(answers: list[Any], as_json: bool, file: str = "", sure: bool = False) -> None:
-    """file: named before each answer; sure: how likely it is follows."""
+def _print_answers(answers: list[Any], as_json: bool, file: str = "", sure: bool = False) -> None:
+    """Print answers. file: printed before each; sure: print the probability after each."""
     if as_json:
-        told: Any = plain(answers)
-        dump({"file": file, "answers": told} if file else told, indent=None)
+        values: Any = to_json(answers)
+        dump({"file": file, "answers": values} if file else values, indent=None)
     else:
         for answer in answers:
-            told = [file, answer.text] if file else [answer.text]
-            typer.echo(_safe("\t".join([*told, f"{math.exp(answer.logprob):.3f}"] if sure else told)))
+            values = [file, answer.text] if file else [answer.text]
+            typer.echo(_printable_answer("\t".join([*values, f"{math.exp(answer.logprob):.3f}"] if sure else values)))
 
 
-def _safe(answer: str) -> str:
-    """An answer as it is for a file, and without control characters for a terminal: a model can be made to say them."""
+def _printable_answer(answer: str) -> str:
+    """Return an answer for printing: without control characters in a terminal, since a model can be made to generate
+    them, and unchanged in a file."""
     return printable(answer) if sys.stdout.isatty() else answer.encode("utf-8", "replace").decode()
 
 
-def plain(told: Any) -> Any:
-    """As JSON has it: named tuples as tables, without what is None."""
-    if hasattr(told, "_asdict"):
-        return {name: plain(value) for name, value in told._asdict().items() if value is not None}
-    return [plain(one) for one in told] if isinstance(told, list | tuple) else told
+def to_json(values: Any) -> Any:
+    """Return values for JSON: named tuples as dicts, without entries that are None."""
+    if hasattr(values, "_asdict"):
+        return {name: to_json(value) for name, value in values._asdict().items() if value is not None}
+    return [to_json(one) for one in values] if isinstance(values, list | tuple) else values

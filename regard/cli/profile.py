@@ -1,4 +1,4 @@
-"""Where the time goes: `regard profile`."""
+"""`regard profile`: measure time and memory by part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from regard.errors import UserError, printable
 
 from .app import AsJson, Parts, Sets, Size, Threads, app, dump
-from .catalog import VOCAB, load_recipe, told_of, vocabulary
+from .catalog import VOCAB, errors_about, load_recipe, parse_vocab
 
 
 @app.command()
@@ -24,36 +24,36 @@ def profile(
     sets: Sets = None,
     vocab: Annotated[str | None, typer.Option(metavar="N", help="Vocabulary: a number, or source,target.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Sequences in the batch.")] = 16,
-    length: Annotated[int, typer.Option(min=2, help="Positions of each.")] = 64,
-    device: Annotated[str, typer.Option(help="Where it runs.")] = "cpu",
+    length: Annotated[int, typer.Option(min=2, help="Positions of each sequence.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, ...")] = "cpu",
     threads: Threads = 0,
     parts: Parts = None,
     as_json: AsJson = False,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file as well.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it into this file.")] = None,
 ) -> None:
-    """Where the time and the memory of one training step and one decoding step go, by part."""
+    """Measure the time and the memory of one training step and one decoding step, by part."""
 
     from regard import build, restore
     from regard.look import picture
     from regard.look import profile as measure
-    from regard.runs.folder import must_have
+    from regard.runs.folder import check_device
     from regard.runs.settings import Settings
 
-    must_have(device)
+    check_device(device)
     if png is not None:
-        picture.place(png)
+        picture.check_path(png)
     if Path(name).is_dir():
         if size or sets or vocab:
             raise UserError("a run folder has its size already: --size, --set and --vocab are for recipes")
         model = restore(name)
     else:
-        recipe = load_recipe(name, size, sets, parts, vocabulary(vocab) or VOCAB, vocab is not None)
-        with told_of(name):
+        recipe = load_recipe(name, size, sets, parts, parse_vocab(vocab) or VOCAB, vocab is not None)
+        with errors_about(name):
             model = build(recipe)
     settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
     model = model.to(device)
-    steps = [("training step", measure.training(model, rows, length, settings))]
-    if (decoding := measure.decoding(model, rows, length)) is not None:
+    steps = [("training step", measure.profile_training(model, rows, length, settings))]
+    if (decoding := measure.profile_decoding(model, rows, length)) is not None:
         steps.append(("decoding step", decoding))
     if png is not None:
         measure.png([(f"{name}, {title}", step) for title, step in steps], png)

@@ -1,4 +1,4 @@
-"""`regard settings`: every key of a recipe's [model], [train] and [decode], told by the constructors that take them."""
+"""`regard settings`: list every key of a recipe's [model], [train] and [decode], from the constructors' docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from .app import AsJson, app, dump
 
 ENTRY = re.compile(r" *((?:\w+, )*\w+): +(.*)")
-OUTSIDE = {  # keys that no constructor explains
+UNDOCUMENTED = {  # keys that no constructor's docstring explains
     "model.width": "channels of the vectors between layers, inherited by all parts",
     "model.heads": "heads of every attention, inherited by all mixers",
     "model.depth": "number of layers",
@@ -28,7 +28,7 @@ Written by `regard settings --markdown`.
 A key is set in a recipe file (`[train]`, then `lr = 0.001`), on the command line (`--set train.lr=0.001`) or, the
 common ones, by a flag of `regard train` (`--lr 0.001`). Keys of parts inside a model, such as
 `model.layer.0.mixer.heads`, are the arguments of those parts."""
-WORDS = ("required", "from the data")  # instead of a default
+NO_DEFAULT = ("required", "from the data")  # instead of a default
 SECTIONS = {"model": "what is built", "train": "how it learns", "decode": "how it answers"}
 
 
@@ -45,7 +45,7 @@ def settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a page: what docs/settings.md holds.")] = False,
 ) -> None:
     """List every model.*, train.* and decode.* key with its type, default and meaning."""
-    found = list(every())
+    found = list(every_setting())
     if as_json:
         return dump([one._asdict() for one in found])
     if markdown:
@@ -59,25 +59,25 @@ def settings(
     Console().print(table)
 
 
-def every() -> Iterator[Setting]:
-    """All settings, in the order of the constructors."""
+def every_setting() -> Iterator[Setting]:
+    """Yield all settings, in the order of the constructors."""
     from regard.core import Model, Stack
     from regard.decode import DecodeConfig
     from regard.runs.settings import Settings
 
     for section, kinds in (("model", (Model, Stack)), ("train", (Settings,)), ("decode", (DecodeConfig,))):
         arguments = inspect.signature(kinds[0]).parameters
-        told = {name: text for kind in reversed(kinds) for name, text in meanings(kind, set(arguments)).items()}
+        docs = {name: text for kind in reversed(kinds) for name, text in argument_docs(kind, set(arguments)).items()}
         for name, argument in arguments.items():
             key, kind = f"{section}.{name}", str(argument.annotation).replace(" | ", " or ")
             default = repr(argument.default)
             if argument.default is argument.empty:
                 default = "from the data" if name == "vocab" else "required"
-            yield Setting(key, kind, default, told.get(name) or OUTSIDE[key])
+            yield Setting(key, kind, default, docs.get(name) or UNDOCUMENTED[key])
 
 
-def meanings(kind: type, names: set[str]) -> dict[str, str]:
-    """What a docstring says about each of these arguments: 'lr: ...', or for several at once 'steps, epochs: ...'."""
+def argument_docs(kind: type, names: set[str]) -> dict[str, str]:
+    """Return what a docstring says about each of these arguments, as in 'lr: ...' or 'steps, epochs: ...'."""
     found: dict[str, str] = {}
     now: list[str] = []
     for line in (inspect.getdoc(kind) or "").splitlines():
@@ -94,12 +94,12 @@ def meanings(kind: type, names: set[str]) -> dict[str, str]:
 
 
 def page(found: list[Setting]) -> str:
-    """docs/settings.md."""
+    """Return docs/settings.md."""
     lines = [INTRODUCTION]
     for section, what in SECTIONS.items():
         lines += ["", f"## {section}: {what}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
         for one in found:
             if one.key.startswith(f"{section}."):
-                default = one.default if one.default in WORDS else f"`{one.default}`"
+                default = one.default if one.default in NO_DEFAULT else f"`{one.default}`"
                 lines.append(f"| `{one.key}` | {one.type} | {default} | {one.meaning.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""`regard train`: from a file of pairs, or a text, to a run folder."""
+"""`regard train`: train a model on files and write a run folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from regard.files import recipe as recipes
 from .app import AsJson, Parts, Sets, Size, add_parts, app, dump
 
 DATA = "Data"
-END = "When to stop"
-FINE = "Fine-tuning"
+STOPPING = "When to stop"
+FINE_TUNING = "Fine-tuning"
 OPTIMIZATION = "Optimization"
-RESUMED = ("resume", "minutes", "steps", "epochs", "device", "threads", "parts", "as_json")  # what goes with --resume
+RESUME_OPTIONS = (
+    "resume",
+    "minutes",
+    "steps",
+    "epochs",
+    "device",
+    "threads",
+    "parts",
+    "as_json",
+)  # options that --resume allows
 
-Files = Annotated[
+Data = Annotated[
     str | None,
     typer.Option("--data", metavar="FILE|FOLDER|A,B", rich_help_panel=DATA, help="TSV, CSV, JSON lines, Parquet, text, "
                  "gzipped or not; a folder with train, dev, test; two parallel files A,B; a Hugging Face name."),
@@ -38,32 +47,34 @@ Header = Annotated[
     typer.Option(
         metavar="yes|no",
         rich_help_panel=DATA,
-        help="Whether the first line of a TSV or CSV file is a header; by its words.",
+        help="Whether the first line of a TSV or CSV file is a header; by default, its words decide.",
     ),
 ]
 BadLines = Annotated[str, typer.Option(metavar="refuse|skip", rich_help_panel=DATA, help="What to do with bad lines.")]
-Anyone = Annotated[
-    bool, typer.Option("--any-reference", help="A source on several lines: each of its targets counts as right.")
+AnyReference = Annotated[
+    bool, typer.Option("--any-reference", help="Where a source has several lines, each of its targets is correct.")
 ]
 Origin = Annotated[
     Path | None,
-    typer.Option("--from", metavar="RUN", rich_help_panel=FINE, help="Begin with its model and tokenizer."),
+    typer.Option("--from", metavar="RUN", rich_help_panel=FINE_TUNING, help="Begin with its model and tokenizer."),
 ]
 Task = Annotated[
     str | None,
     typer.Option(
-        "--task", metavar="classify|match|tag", rich_help_panel=FINE, help="Put a new head on the model: labels of "
-        "texts, of pairs of texts (or numbers), of words.",
+        "--task", metavar="classify|match|tag", rich_help_panel=FINE_TUNING, help="Put a new head on the model: "
+        "labels of texts, labels or scores of pairs of texts, tags of words.",
     ),
 ]  # fmt: skip
 Freeze = Annotated[
     str | None,
     typer.Option(
-        metavar="N|embed|body", rich_help_panel=FINE, help="What does not learn: N lowest layers; all but the head."
+        metavar="N|embed|body",
+        rich_help_panel=FINE_TUNING,
+        help="Freeze the N lowest layers, the embeddings, or all but the head.",
     ),
 ]
 Lora = Annotated[
-    int | None, typer.Option("--lora", metavar="RANK", rich_help_panel=FINE, help="Only small maps learn.")
+    int | None, typer.Option("--lora", metavar="RANK", rich_help_panel=FINE_TUNING, help="Train LoRA matrices only.")
 ]
 Lr = Annotated[float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Peak learning rate (train.lr).")]
 BatchTokens = Annotated[
@@ -107,16 +118,16 @@ Patience = Annotated[
 AsPublished = Annotated[
     bool,
     typer.Option(
-        "--as-published", rich_help_panel=OPTIMIZATION, help="What is not given is as the recipe has it; else it is "
-        "chosen by the budget, the data and the model.",
+        "--as-published", rich_help_panel=OPTIMIZATION, help="Use the recipe's own settings; by default, settings that "
+        "are not given are chosen by the budget, the data and the model.",
     ),
 ]  # fmt: skip
 Minutes = Annotated[
     float | None,
-    typer.Option(rich_help_panel=END, help="Of the whole run, also with --resume: what it has had counts."),
+    typer.Option(rich_help_panel=STOPPING, help="Of the whole run, including those before --resume."),
 ]
-Steps = Annotated[int | None, typer.Option(rich_help_panel=END, help="Of the whole run, too.")]
-Epochs = Annotated[float | None, typer.Option(rich_help_panel=END, help="Of the whole run, too.")]
+Steps = Annotated[int | None, typer.Option(rich_help_panel=STOPPING, help="Of the whole run.")]
+Epochs = Annotated[float | None, typer.Option(rich_help_panel=STOPPING, help="Of the whole run.")]
 
 
 @app.command()
@@ -125,14 +136,14 @@ def train(
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="A name (see `regard systems`) or a file.")
     ] = None,
-    data: Files = None,
+    data: Data = None,
     source: Source = None,
     target: Target = None,
     dev: Annotated[
         str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="Files, a share of the data, or a count.")
     ] = None,
     test: Annotated[
-        str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="The same, kept apart.")
+        str | None, typer.Option(metavar="FILE|N", rich_help_panel=DATA, help="As --dev, for the test set.")
     ] = None,
     columns: Columns = None,
     header: Header = None,
@@ -159,7 +170,7 @@ def train(
             "token_error, sequence_error, accuracy, f1, pearson, spearman, tag_accuracy, span_f1."
         ),
     ] = None,
-    any_reference: Anyone = False,
+    any_reference: AnyReference = False,
     origin: Origin = None,
     task: Task = None,
     freeze: Freeze = None,
@@ -179,15 +190,15 @@ def train(
     minutes: Minutes = None,
     steps: Steps = None,
     epochs: Epochs = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; cpu, or where the run was.")] = None,
-    threads: Annotated[int, typer.Option(help="0: as many as there are cores.")] = 0,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; cpu, or that of the resumed run.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as there are cores.")] = 0,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a model on your own files."""
     if recipe is not None and resume is None:
-        recipes.read(recipe)  # a typo is told before torch is imported
+        recipes.read(recipe)  # report a typo before torch is imported
     from regard.train import job as jobs
     from regard.train import pick as picking
 
@@ -203,7 +214,7 @@ def train(
         if resume is not None:
             for given in context.command.params:
                 source = context.get_parameter_source(given.name or "")
-                if source is not None and source.name == "COMMANDLINE" and given.name not in RESUMED:
+                if source is not None and source.name == "COMMANDLINE" and given.name not in RESUME_OPTIONS:
                     name = given.opts[0] if given.param_type_name == "option" else given.human_readable_name
                     raise UserError(f"--resume goes on with a run as it is: leave out {name}")
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
@@ -211,7 +222,7 @@ def train(
             if recipe is None and origin is None:
                 if data is None and source is None:
                     raise UserError("what to learn from? Say regard train --data FILE, or --resume RUN")
-                given = picking.Given(data, source, target, columns, header, bad_lines)
+                given = picking.DataArguments(data, source, target, columns, header, bad_lines)
                 picked = picking.pick(given, task)
                 bar.say(f"picked: {picked.recipe}, size {size or picked.size} ({picked.why})")
                 if picked.note:
@@ -219,12 +230,14 @@ def train(
                 recipe, size, task = picked.recipe, size or picked.size, picked.task
                 columns = columns or picked.columns
             elif recipe is None and columns is None and data is not None:
-                seen = picking.seen_for(picking.Given(data, source, target, None, header, bad_lines), origin, task)
+                seen = picking.detect_columns(
+                    picking.DataArguments(data, source, target, None, header, bad_lines), origin, task
+                )
                 if seen is not None:
                     bar.say(f"picked: --columns {seen.columns} ({seen.why})")
                     columns = seen.columns
             if lora is not None and lora < 1:
-                raise UserError(f"--lora is the rank of the small maps, from 1 on, and not {lora}")
+                raise UserError(f"--lora is the rank of LoRA's matrices, at least 1, not {lora}")
             keys = {
                 "train.lr": lr, "train.batch_tokens": batch_tokens, "train.batch_size": batch_size,
                 "train.optimizer": optimizer, "train.schedule": schedule, "train.warmup": warmup,
@@ -254,7 +267,7 @@ def train(
 
 
 def next_folder(recipe: str) -> Path:
-    """runs/transformer-1, runs/transformer-2, ..."""
+    """Return the first free name of runs/transformer-1, runs/transformer-2, ..."""
     name = Path(recipe).stem
     number = 1
     while (Path("runs") / f"{name}-{number}").exists():

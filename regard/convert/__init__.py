@@ -1,4 +1,4 @@
-"""Other people's weights, both directions, rules as data: regard/convert/families holds a file for each family."""
+"""Convert weights from and to the Hugging Face layout. regard/convert/families holds the rules, a file per family."""
 
 from .convert import Converted, convert
 from .family import Family, every_family, family_of

@@ -1,4 +1,4 @@
-"""A converted model beside `transformers`: the same random input, the same answer."""
+"""Compare a converted model with `transformers` on the same random input."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from regard.files.reading import read_json
 
 from .family import Config, every_family
 
-NEAR = 1e-4  # of the largest number
+TOLERANCE = 1e-4  # times the largest output
 
 
 class Outcome(NamedTuple):
-    what: str  # is compared
-    worst: float  # difference
-    size: float  # of the largest number there
+    what: str  # what was compared
+    worst: float  # the largest difference
+    size: float  # the largest output of transformers
     holds: bool
 
 
 @torch.no_grad()
 def check(run: Path, folder: Path) -> Outcome:
-    """run: a run folder; folder: the same in the Hugging Face layout."""
+    """Compare a run folder with the same model in a folder in the Hugging Face layout."""
     try:
         import transformers
     except ImportError:
@@ -39,10 +39,10 @@ def check(run: Path, folder: Path) -> Outcome:
     transformers.logging.disable_progress_bar()
     try:
         theirs = getattr(transformers, name).from_pretrained(str(folder), dtype=torch.float32).eval()
-    except Exception as error:  # whatever it may say
+    except Exception as error:  # transformers raises many kinds
         raise UserError(f"transformers cannot load {folder} as {name}: {in_one_line(error)}") from None
     ours = restore(run).float().eval()
-    given, asked = _inputs(ours, family.whole(config))
+    given, asked = _inputs(ours, family.complete(config))
     want = theirs(**given)
     name = next(key for key in ("logits", "prediction_logits", "logits_per_image", "last_hidden_state") if key in want)
     found = _hidden(ours, asked) if name == "last_hidden_state" else ours(**asked)
@@ -50,7 +50,7 @@ def check(run: Path, folder: Path) -> Outcome:
 
 
 def _hidden(model: Model, asked: dict[str, Any]) -> Tensor:
-    """Of models without a task: the vectors before the head."""
+    """Return the hidden vectors before the head, for models without one."""
     tokens, memory = asked["tokens"], None
     if "source" in asked:
         memory = model.encode(asked["source"], asked.get("source_valid"))
@@ -60,15 +60,16 @@ def _hidden(model: Model, asked: dict[str, Any]) -> Tensor:
 
 def _compare(found: Tensor, want: Tensor, valid: Tensor | None) -> Outcome:
     if found.shape != want.shape:
-        raise UserError(f"ours are {tuple(found.shape)} numbers, and those of transformers {tuple(want.shape)}")
+        raise UserError(f"the output is {tuple(found.shape)} here and {tuple(want.shape)} in transformers")
     if valid is not None and found.dim() == 3:
         found, want = found[valid], want[valid]
     worst, size = float((found - want).abs().max()), float(want.abs().max())
-    return Outcome("scores" if found.dim() > 1 else "answers", worst, size, worst <= NEAR * max(size, 1.0))
+    return Outcome("scores" if found.dim() > 1 else "answers", worst, size, worst <= TOLERANCE * max(size, 1.0))
 
 
 def _inputs(model: Model, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Theirs and ours, random, one row shorter than the other where that is possible."""
+    """Return random inputs, as transformers takes them and as regard does, one row shorter where padding is
+    possible."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(vocab: int, time: int) -> Tensor:
@@ -89,7 +90,7 @@ def _inputs(model: Model, config: Config) -> tuple[dict[str, Any], dict[str, Any
     if model.kind == "encoder-decoder":
         assert model.source_embed is not None
         said, read = tokens(model.vocab, 7), valid(12)
-        source = model.source_embed.draw(2, 12)
+        source = model.source_embed.random_input(2, 12)
         if source.is_floating_point():
             frames = torch.randn(2, config["num_mel_bins"], 2 * config["max_source_positions"], generator=generator)
             return {"input_features": frames, "decoder_input_ids": said}, {"tokens": said, "source": frames.mT}

@@ -1,5 +1,4 @@
-"""What families of decoders have in common: a language model, a classifier that is asked at the end of a text, or a
-bare model that ends before the head."""
+"""The base of decoder families: a language model, a classifier on the last token, or a bare model without a head."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from typing import Any, ClassVar
 from regard.core import UserError
 from regard.files.recipe import Recipe
 
-from .encoder import labels
-from .family import Config, Family, dig
+from .encoder import label_count
+from .family import Config, Family, get_path
 from .rules import Rule, same
 
 CLASSIFIER = "ForSequenceClassification"
@@ -18,17 +17,17 @@ OBJECTIVES = {"classify": "classify", "none": "embed"}
 
 
 class Decoder(Family):
-    """architectures: the language model first, the bare model last.
+    """The base of decoder families. In `architectures`, the language model comes first and the bare model last.
 
-    inside:     what stands before the bare model's names when a head is there: "model.".
-    table:      the embedding's, in the bare model.
+    body_prefix: prefix of the body's tensors in a model with a head, such as "model.".
+    table:       name of the embedding table in the bare model.
     """
 
-    inside: ClassVar[str]
+    body_prefix: ClassVar[str]
     table: ClassVar[str]
 
     def kind(self, config: Config) -> str:
-        """Of its head: vocabulary, classify or none."""
+        """Return the kind of the head: vocabulary, classify or none."""
         name = (config.get("architectures") or self.architectures)[0]
         return "none" if name == self.architectures[-1] else "classify" if name.endswith(CLASSIFIER) else "vocabulary"
 
@@ -36,18 +35,19 @@ class Decoder(Family):
         return config["tie_word_embeddings"] and self.kind(config) == "vocabulary"
 
     def prefix(self, config: Config, names: Collection[str]) -> str:
-        """Some checkpoints of a language model are named as those of a bare one."""
+        """Return the prefix of the body's tensors. Some checkpoints of language models lack it, as a bare model
+        does."""
         bare = self.table in names if names else self.kind(config) == "none"
-        return "" if bare else self.inside
+        return "" if bare else self.body_prefix
 
-    def seen(self, config: Config, names: Collection[str]) -> Config:
-        """A config.json that does not say its class: bare, if there is no head and nothing to tie it to."""
-        told = config.get("architectures") or config.get("tie_word_embeddings", self.defaults["tie_word_embeddings"])
-        bare = not told and self.table in names and "lm_head.weight" not in names
+    def config_from_tensors(self, config: Config, names: Collection[str]) -> Config:
+        """Return the bare architecture where config.json names none and there is neither a head nor a tied one."""
+        named = config.get("architectures") or config.get("tie_word_embeddings", self.defaults["tie_word_embeddings"])
+        bare = not named and self.table in names and "lm_head.weight" not in names
         return {"architectures": [self.architectures[-1]]} if bare else {}
 
-    def top(self, config: Config) -> Iterator[Rule]:
-        """The head's tensors."""
+    def head_rules(self, config: Config) -> Iterator[Rule]:
+        """Yield the rules of the head."""
         kind = self.kind(config)
         if kind == "classify":
             yield same("head.out.weight", "score.weight")
@@ -55,7 +55,7 @@ class Decoder(Family):
             yield same("head.table", "lm_head.weight")
 
     def aliases(self, config: Config) -> dict[str, str]:
-        return {"lm_head.weight": f"{self.inside}{self.table}"} if self.tied(config) else {}
+        return {"lm_head.weight": f"{self.body_prefix}{self.table}"} if self.tied(config) else {}
 
     def new_head(self, task: str, model: Config) -> Config:
         return {"pool": "last", "bias": False}
@@ -76,10 +76,10 @@ class Decoder(Family):
             del config["tie_word_embeddings"]
             wanted = CLASSIFIER if part == "classify" else self.architectures[-1]
             config["architectures"] = [next(name for name in self.architectures if name.endswith(wanted))]
-        return config | ({"num_labels": dig(head, "classes")} if part == "classify" else {})
+        return config | ({"num_labels": get_path(head, "classes")} if part == "classify" else {})
 
 
 def _classify(config: Config) -> dict[str, Any]:
-    if labels(config) < 2:
+    if label_count(config) < 2:
         raise UserError("config.json says one label; regard reads a classifier with two or more")
-    return {"part": "classify", "classes": labels(config), "pool": "last", "bias": False}
+    return {"part": "classify", "classes": label_count(config), "pool": "last", "bias": False}

@@ -1,4 +1,4 @@
-"""A folder in the Hugging Face layout: config.json, tensors in one file or several, read one at a time."""
+"""Read a folder in the Hugging Face layout: config.json, and tensors in one or several files, one at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from regard.errors import in_one_line, short
 from regard.files.paths import check_model_folder, named_path
 from regard.files.reading import Positive, Range, read_json
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt", "model.pth")
 
 
 class Rope(TypedDict, total=False):
-    """rope_scaling, or rope_parameters."""
+    """The table rope_scaling or rope_parameters."""
 
     rope_type: str | None
     type: str | None
@@ -63,26 +63,26 @@ class Config(TypedDict, total=False):
 
 
 class Index(TypedDict):
-    """Of weights in several files: which tensor is in which."""
+    """The index of weights in several files: which tensor is in which."""
 
     weight_map: dict[str, str]
 
 
-class Known(NamedTuple):
-    """What is said of a tensor without reading it."""
+class TensorInfo(NamedTuple):
+    """The shape and type of a tensor, known without reading it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Tensors:
-    """Those of some safetensors files, by name, each read when it is asked for.
+    """The tensors of safetensors files by name, each read when it is asked for.
 
-    known: what there is.
+    info: shape and type of each.
     """
 
     def __init__(self, *files: Path):
-        self.known: dict[str, Known] = {}
+        self.info: dict[str, TensorInfo] = {}
         self._loaded: dict[str, Tensor] = {}
         self._files: dict[str, Any] = {}
         self._where: dict[str, Path] = {}
@@ -105,17 +105,20 @@ class Tensors:
             raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
         self._files[str(path)] = file
         self._where |= dict.fromkeys(file.keys(), path)
-        self.known |= {name: self._known(name) for name in file.keys()}  # noqa: SIM118
+        self.info |= {name: self._info_of(name) for name in file.keys()}  # noqa: SIM118
 
-    def _known(self, name: str) -> Known:
+    def _info_of(self, name: str) -> TensorInfo:
         part = self._files[str(self._where[name])].get_slice(name)
         if part.get_dtype() not in TYPES:
             raise UserError(f"{short(self._where[name])}: {name} is of the type {part.get_dtype()}, which is not read")
-        return Known(tuple(part.get_shape()), TYPES[part.get_dtype()])
+        return TensorInfo(tuple(part.get_shape()), TYPES[part.get_dtype()])
 
 
 class Folder(Tensors):
-    """pickle: files of torch.save may be read, with weights_only=True, so that no code in them runs."""
+    """A folder in the Hugging Face layout.
+
+    pickle: allow files written by torch.save, read with weights_only=True, so that no code in them runs.
+    """
 
     def __init__(self, path: str | Path, pickle: bool = False):
         super().__init__()
@@ -125,15 +128,15 @@ class Folder(Tensors):
         if os.path.lexists(self.path / "config.json"):
             check_model_folder(self.path)
         self.config = read_json(self.path / "config.json", Config)
-        if (self.path / WHOLE).is_file():
-            self._open(self.path / WHOLE)
-        elif (self.path / INDEX).is_file():
-            self._shards(self.path / INDEX)
+        if (self.path / WEIGHTS_FILE).is_file():
+            self._open(self.path / WEIGHTS_FILE)
+        elif (self.path / INDEX_FILE).is_file():
+            self._shards(self.path / INDEX_FILE)
         else:
             self._unpickle(pickle)
 
     def table(self, name: str, schema: Any = dict) -> dict[str, Any]:
-        """A JSON file beside the weights; empty when there is none."""
+        """Return the contents of a JSON file in the folder; empty when there is none."""
         return read_json(self.path / name, schema) if (self.path / name).is_file() else {}
 
     def _shards(self, index: Path) -> None:
@@ -145,14 +148,14 @@ class Folder(Tensors):
                 raise UserError(f"{short(index)} says that {name} is in {file}, and it is not")
 
     def _places(self, index: Path) -> dict[str, str]:
-        """Return the name of each tensor's file, as the index has it."""
+        """Return the file of each tensor, as the index lists them."""
         places = read_json(index, Index)["weight_map"]
         if not places:
-            raise UserError(f"{short(index)} says of no tensor in which file it is (weight_map)")
+            raise UserError(f"{short(index)} lists no tensors (weight_map)")
         return places
 
     def _listed(self, index: Path, places: dict[str, str]) -> list[Path]:
-        """Return the files that an index names, all of them in this folder."""
+        """Return the paths of the files that an index names. Refuse files outside this folder."""
         paths = []
         for name in sorted(set(places.values())):
             path = named_path(self.path, name)
@@ -164,7 +167,7 @@ class Folder(Tensors):
     def _unpickle(self, allowed: bool) -> None:
         found = next((self.path / name for name in PICKLES if (self.path / name).is_file()), None)
         if found is None:
-            raise UserError(f"{short(self.path)} holds no weights: neither {WHOLE} nor {INDEX}")
+            raise UserError(f"{short(self.path)} holds no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE}")
         if not allowed:
             raise UserError(
                 f"{short(found)} is a pickle, which may run code when it is read: ask its maker for safetensors, or "
@@ -176,17 +179,17 @@ class Folder(Tensors):
         for path in files:
             try:
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except Exception as error:  # whatever an unpickler may say
+            except Exception as error:  # an unpickler raises many kinds
                 raise UserError(f"{short(path)} cannot be read safely: {in_one_line(error)}") from None
             tensors = tensors.get("state_dict", tensors) if isinstance(tensors, dict) else tensors
             if not isinstance(tensors, dict) or not all(_is_plain(name, one) for name, one in tensors.items()):
                 raise UserError(f"{short(path)} is no table of plain tensors by name")
             self._loaded |= tensors
-            self.known |= {name: Known(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+            self.info |= {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
 def _is_plain(name: Any, tensor: Any) -> bool:
-    """Whether this is a name and a dense tensor of a type that can be written down."""
+    """Return whether this is a name and a dense tensor of a type that can be written to safetensors."""
     dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
     return isinstance(name, str) and dense and not tensor.is_meta and tensor.dtype in TYPES.values()
 

@@ -1,5 +1,5 @@
-"""Rotary positions as config.json has said them over the years, and as the position `rotary` is told of them: first
-`rope_theta` with a table `rope_scaling` beside it, then one table `rope_parameters`."""
+"""Convert the rotary entries of config.json to arguments of the position `rotary`, and back. Older configs have
+`rope_theta` and a table `rope_scaling`, newer ones a table `rope_parameters`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SCALINGS = {  # kind: their entry -> ours
 
 
 def read(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Base and scaling. The dynamic kind changes with the sequence there, and here does not (see `rotary`): both agree
-    up to max_position_embeddings."""
+    """Return base and scaling. The dynamic kind changes with the sequence length in transformers, and here does not
+    (see `rotary`): both agree up to max_position_embeddings."""
     table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-        raise UserError(f"config.json says of rotary positions {table!r}; regard reads one table for all layers")
+        raise UserError(f"config.json has the rotary table {table!r}; regard reads one table for all layers")
     base = table.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = table.get("rope_type") or table.get("type") or "default"
     if (table.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1:
@@ -58,7 +58,7 @@ def read(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
 
 
 def write(base: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """Said in both ways, so that old readers and new ones understand it."""
+    """Return the entries of config.json, in the older and the newer form, for readers of either."""
     if scaling is None:
         return {
             "rope_theta": base,
@@ -67,7 +67,7 @@ def write(base: float, scaling: dict[str, Any] | None) -> dict[str, Any]:
         }
     kind = scaling["kind"]
     if kind not in SCALINGS:
-        raise UserError(f"a rotary scaling of kind '{kind}' cannot go out; {', '.join(SCALINGS)} can")
+        raise UserError(f"a rotary scaling of kind '{kind}' cannot be exported; {', '.join(SCALINGS)} can")
     table = {"rope_type": kind}
     table |= {name: scaling[ours] for name, ours in SCALINGS[kind].items() if ours in scaling}
     config = {"rope_theta": base, "rope_scaling": table, "rope_parameters": {"rope_theta": base} | table}

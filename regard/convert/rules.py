@@ -1,5 +1,5 @@
-"""The vocabulary in which a family of models is written down: entries of config.json and of the recipe, tensors of the
-checkpoint and of the model, each pair said once and read in both directions."""
+"""The rules in which a family is written down: pairs of config.json entries and recipe entries, and pairs of checkpoint
+tensors and model tensors, each written once and used in both directions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ACTIVATIONS = {  # Hugging Face's name -> ours
 
 
 def number(value: Any) -> float | None:
-    """A number with a fraction; a null leaves it to the recipe."""
+    """Return a float; None leaves the entry to the recipe."""
     return None if value is None else float(value)
 
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of config.json and where it stands in the recipe.
+    """An entry of config.json and the recipe entries that correspond to it.
 
-    theirs: dotted where tables are nested: "vision_config.hidden_size".
-    ours:   dotted as in an override, "model.layer.0.feedforward.hidden"; several entries take the same value.
-    names:  their value -> ours, where they are called otherwise; two of theirs may be one of ours, and the first goes
-            back.
-    into, back: functions instead of that.
+    theirs: dotted where tables are nested, such as "vision_config.hidden_size".
+    ours:   dotted as in an override, such as "model.layer.0.feedforward.hidden"; several entries take the same value.
+    names:  their value -> ours, where the names differ; of several that map to one of ours, the first is exported.
+    into:   a function from their value to ours, instead of names.
+    back:   its inverse.
     """
 
     theirs: str
@@ -48,8 +48,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of theirs is one or several of ours. split and join are each other's inverse, bit by bit, and linear:
-    gradients go through them, too."""
+    """One tensor of theirs and the one or several tensors of ours that it holds. split and join are exact inverses, and
+    linear, so that gradients can go through them, too."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -61,40 +61,44 @@ def same(ours: str, theirs: str) -> Rule:
     return Rule((ours,), theirs, lambda t: [t], lambda ts: ts[0])
 
 
-def turned(ours: str, theirs: str) -> Rule:
-    """A matrix that they keep as (in, out)."""
+def transposed(ours: str, theirs: str) -> Rule:
+    """Return the rule for a matrix that they store as (in, out)."""
     return Rule((ours,), theirs, lambda t: [t.mT], lambda ts: ts[0].mT)
 
 
-def shaped(ours: str, theirs: str, inside: Sequence[int], outside: Sequence[int]) -> Rule:
-    """The same numbers in another shape: `inside` is ours, `outside` theirs."""
-    return Rule((ours,), theirs, lambda t: [t.reshape(*inside)], lambda ts: ts[0].reshape(*outside))
+def reshaped(ours: str, theirs: str, our_shape: Sequence[int], their_shape: Sequence[int]) -> Rule:
+    return Rule((ours,), theirs, lambda t: [t.reshape(*our_shape)], lambda ts: ts[0].reshape(*their_shape))
 
 
-def both(ours: str, theirs: str, rule: Callable[[str, str], Rule] = same, bias: bool = True) -> Iterator[Rule]:
-    """A weight by a rule, and its bias as it is."""
+def weight_and_bias(
+    ours: str, theirs: str, rule: Callable[[str, str], Rule] = same, bias: bool = True
+) -> Iterator[Rule]:
+    """Yield a weight by a rule, and its bias unchanged."""
     yield rule(f"{ours}.weight", f"{theirs}.weight")
     if bias:
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def fused(ours: Sequence[str], theirs: str, sizes: Sequence[int] | None = None, turn: bool = False) -> Rule:
-    """Several maps side by side in one, along their outputs. sizes: of the outputs; None: all the same. turn: they keep
-    matrices as (in, out)."""
+def fused(ours: Sequence[str], theirs: str, sizes: Sequence[int] | None = None, transpose: bool = False) -> Rule:
+    """Return the rule for several linear layers that they concatenate along the outputs.
+
+    sizes:     outputs of each; None: all equal.
+    transpose: they store matrices as (in, out).
+    """
 
     def split(t: Tensor) -> Sequence[Tensor]:
-        t = t.mT if turn else t
+        t = t.mT if transpose else t
         return t.split(list(sizes) if sizes else t.shape[0] // len(ours))
 
     def join(ts: Sequence[Tensor]) -> Tensor:
-        whole = torch.cat(list(ts))
-        return whole.mT if turn else whole
+        joined = torch.cat(list(ts))
+        return joined.mT if transpose else joined
 
     return Rule(tuple(ours), theirs, split, join)
 
 
 def interleaved(ours: Sequence[str], theirs: str, heads: int) -> Rule:
-    """Several maps in one, head by head: the first head of each, then the second of each, ..."""
+    """Return the rule for several linear layers interleaved by heads: the first head of each, then the second, ..."""
 
     def split(t: Tensor) -> Sequence[Tensor]:
         return [part.flatten(0, 1) for part in t.unflatten(0, (heads, len(ours), -1)).unbind(1)]
@@ -105,6 +109,6 @@ def interleaved(ours: Sequence[str], theirs: str, heads: int) -> Rule:
     return Rule(tuple(ours), theirs, split, join)
 
 
-def letters(branch: str, kind: str, which: str = "qkv") -> list[str]:
-    """The names of an attention's maps: letters("stack.layers.0.branches.mixer", "weight")."""
+def projections(branch: str, kind: str, which: str = "qkv") -> list[str]:
+    """Return the names of an attention's projections: projections("stack.layers.0.branches.mixer", "weight")."""
     return [f"{branch}.{letter}.{kind}" for letter in which]

@@ -1,5 +1,5 @@
-"""How a folder of sentence-transformers makes one vector of a text: modules.json names a pooling, and whether what
-it gives is brought to length one."""
+"""Read and write the files by which sentence-transformers pools a text into one vector: modules.json names the pooling
+and whether the vector is normalized."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Module(TypedDict):
 
 
 class Lengths(TypedDict, total=False):
-    """What LENGTHS says."""
+    """The contents of the file LENGTHS."""
 
     max_seq_length: Natural | None
 
 
 def read(folder: Path) -> Table | None:
-    """{pool, normalize, longest}; None where the folder says nothing about sentences."""
+    """Return {pool, normalize, longest}; None where the folder is not one of sentence-transformers."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -46,7 +46,7 @@ def read(folder: Path) -> Table | None:
 
 
 def _kinds(path: Path) -> dict[str, str]:
-    """Kind of module -> its folder, in their order."""
+    """Return the folder of each module by its kind, in order."""
     return {module["type"].rpartition(".")[2]: module["path"] for module in read_json(path, list[Module])}
 
 
@@ -63,7 +63,7 @@ def _pool(folder: Path) -> str:
 
 
 def files(table: Table, width: int) -> dict[str, Any]:
-    """The files that say so, by name."""
+    """Return the files to write, by name."""
     kinds = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if table["normalize"] else {})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

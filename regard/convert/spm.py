@@ -1,4 +1,4 @@
-"""The pieces of a SentencePiece model: the file is a protocol buffer, of which only these few fields are read.
+"""Read the pieces of a SentencePiece model, a protocol buffer of which only a few fields are needed.
 
 Kudo & Richardson 2018, "SentencePiece", arXiv:1808.06226.
 """
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 class Pieces(NamedTuple):
     pieces: list[Piece]
     unigram: bool  # else byte-pair encoding
-    charsmap: bytes  # how characters are normalised
+    charsmap: bytes  # the precompiled normalization of characters
 
 
 def read(path: Path) -> Pieces:
@@ -51,16 +51,16 @@ def read(path: Path) -> Pieces:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:  # type: ignore[misc]
-    """Number and value of each field of a message; of a kind that has a length, the bytes themselves."""
+    """Yield number and value of each field of a message; a field with a length yields its bytes."""
     at = 0
     while at < len(data):
-        tag, at = _number(data, at)
+        tag, at = _varint(data, at)
         kind = tag & 7
         if kind == 0:
             value: int | bytes
-            value, at = _number(data, at)
+            value, at = _varint(data, at)
         elif kind == 2:
-            length, at = _number(data, at)
+            length, at = _varint(data, at)
             if at + length > len(data):
                 raise ValueError("a field is longer than the file")
             value, at = data[at : at + length], at + length
@@ -68,12 +68,12 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:  # type: ignore[m
             length = 8 if kind == 1 else 4
             value, at = data[at : at + length], at + length
         else:
-            raise ValueError("a kind of field that nobody writes any more")
+            raise ValueError("a deprecated kind of field")
         yield tag >> 3, value
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first."""
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a variable-length integer (seven bits per byte, the lowest first) and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

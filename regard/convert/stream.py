@@ -1,5 +1,5 @@
-"""A safetensors file written one tensor after the other, so that a model larger than memory goes through: the library
-itself wants all of them at once. https://github.com/huggingface/safetensors describes the format."""
+"""Write a safetensors file one tensor at a time, so that the model may be larger than memory; the safetensors library
+takes all tensors at once. https://github.com/huggingface/safetensors describes the format."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from torch import Tensor
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .folder import INDEX, TYPES, WHOLE, Known
+from .folder import INDEX_FILE, TYPES, WEIGHTS_FILE, TensorInfo
 
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
-def write(path: Path, tensors: Mapping[str, Known], take: Callable[[str], Tensor], tick: Callable[[int], None]) -> None:
-    """tensors: what will be there; take: gives each when its turn has come; tick: called with the bytes of each."""
+def write(
+    path: Path, tensors: Mapping[str, TensorInfo], take: Callable[[str], Tensor], tick: Callable[[int], None]
+) -> None:
+    """Write a safetensors file.
+
+    tensors: shape and type of each tensor.
+    take:    returns a tensor by name, when it is written.
+    tick:    called with the bytes of each tensor.
+    """
     header, at = {"__metadata__": {"format": "pt"}}, 0
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # as the library aligns them
     for name in order:
@@ -52,30 +59,30 @@ def write(path: Path, tensors: Mapping[str, Known], take: Callable[[str], Tensor
 
 def write_shards(
     folder: Path,
-    tensors: Mapping[str, Known],
+    tensors: Mapping[str, TensorInfo],
     take: Callable[[str], Tensor],
-    most: int,
+    max_bytes: int,
     tick: Callable[[int], None],
 ) -> None:
-    """One file, or several of at most so many bytes and the index that says what is where."""
+    """Write one file, or several of at most so many bytes with an index."""
     shards: list[list[str]] = [[]]
-    room = most
-    for name, known in tensors.items():
-        if shards[-1] and size_of(known) > room:
+    free = max_bytes
+    for name, info in tensors.items():
+        if shards[-1] and size_of(info) > free:
             shards.append([])
-            room = most
+            free = max_bytes
         shards[-1].append(name)
-        room -= size_of(known)
+        free -= size_of(info)
     if len(shards) == 1:
-        return write(folder / WHOLE, tensors, take, tick)
+        return write(folder / WEIGHTS_FILE, tensors, take, tick)
     places = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write(folder / file, {name: tensors[name] for name in names}, take, tick)
         places |= dict.fromkeys(names, file)
-    told = {"metadata": {"total_size": sum(map(size_of, tensors.values()))}, "weight_map": places}
-    (folder / INDEX).write_text(json.dumps(told, indent=2), encoding="utf-8")
+    index = {"metadata": {"total_size": sum(map(size_of, tensors.values()))}, "weight_map": places}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def size_of(known: Known) -> int:
-    return math.prod(known.shape) * known.dtype.itemsize
+def size_of(info: TensorInfo) -> int:
+    return math.prod(info.shape) * info.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Tokenizers of SentencePiece's unigram pieces, numbered and framed as each family does it."""
+"""Build tokenizers from SentencePiece unigram pieces, with each family's ids and special tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from regard.errors import short
 
 from . import spm
 
-ELSEWHERE = "\0"  # stands before pieces that only the other side's model has: no text holds it
-LANGUAGE = re.compile(r">>.+<<")  # what a source of many languages begins with, in Marian
-UNKNOWN = "\1"  # nor this
-FAR = -1e9  # the score of pieces of characters that only the other side's model has
-EXTRA = 100  # sentinels of T5, where nothing is said
+FOREIGN = "\0"  # prefix of pieces that only the other side's model has; no text contains it
+LANGUAGE = re.compile(r">>.+<<")  # the target language with which a source of a multilingual Marian model begins
+UNKNOWN = "\1"  # replaces unknown characters; no text contains it either
+UNREACHABLE_SCORE = -1e9  # score of pieces that only the other side's model has
+T5_SENTINELS = 100  # by default
 
 
 class Layout(NamedTuple):
-    """single, pair: templates of the marks. first: what stands before the pieces, instead of so many (`dropped`) of the
-    file. last: what stands behind them. small: whether letters become small, and lose their accents, unless said."""
+    """How a family arranges its vocabulary.
+
+    single:  template of special tokens around one text.
+    pair:    template of special tokens around two texts.
+    first:   tokens that replace the first `dropped` pieces of the file.
+    last:    tokens after the pieces.
+    small:   whether letters are lowercased and lose their accents, by default.
+    """
 
     single: str
     pair: str
@@ -48,8 +54,8 @@ LAYOUTS = {  # by model_type
 }  # fmt: skip
 
 
-def one_side(path: Path, kind: str | None, said: dict[str, Any]) -> tokenizers.Tokenizer:
-    """kind: the model_type of config.json. said: what tokenizer_config.json says."""
+def from_sentencepiece(path: Path, kind: str | None, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Build a tokenizer from a SentencePiece file. kind: model_type of config.json; settings: tokenizer_config.json."""
     found = spm.read(path)
     what = "of byte pairs" if not found.unigram else f"of a {kind}" if kind not in LAYOUTS else None
     if what is not None:
@@ -58,13 +64,13 @@ def one_side(path: Path, kind: str | None, said: dict[str, Any]) -> tokenizers.T
             "transformers first, as tokenizer.json"
         )
     layout = LAYOUTS[str(kind)]
-    more = int(said.get("extra_ids", EXTRA) or 0) if kind == "t5" else 0
+    more = int(settings.get("extra_ids", T5_SENTINELS) or 0) if kind == "t5" else 0
     last = (*layout.last, *(f"<extra_id_{more - 1 - i}>" for i in range(more)))
     kept = found.pieces[layout.dropped :]
     vocab = [(name, 0.0) for name in layout.first]
     vocab += [(piece.text, piece.score) for piece in kept] + [(name, 0.0) for name in last]
     unknown = next((i for i, (name, _) in enumerate(vocab) if name == "<unk>"), None)
-    inner = _metaspace(models.Unigram(vocab, unk_id=unknown), found, _steps(layout, said))
+    inner = _metaspace(models.Unigram(vocab, unk_id=unknown), found, _normalizers(layout, settings))
     marks = [piece.text for piece in kept if piece.kind in (spm.CONTROL, spm.UNKNOWN)]
     inner.add_special_tokens([*layout.first, *marks, *last])
     inner.add_special_tokens(
@@ -79,8 +85,8 @@ def one_side(path: Path, kind: str | None, said: dict[str, Any]) -> tokenizers.T
     return inner
 
 
-def of_two(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
-    """Marian's: each side has pieces of its own, and both the same numbers."""
+def from_marian(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
+    """Build the tokenizer of one side of a Marian model: each side has its own pieces, and both share the ids."""
     scores = {piece.text: piece.score for piece in found.pieces if piece.kind in (spm.NORMAL, spm.USER)}
     names = sorted(numbers, key=numbers.__getitem__)
     if [numbers[name] for name in names] != list(range(len(names))) or "<unk>" not in numbers:
@@ -88,12 +94,9 @@ def of_two(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
     marks = [name for name in ("</s>", "<pad>", "<unk>") if name in numbers]
     languages = [name for name in names if LANGUAGE.fullmatch(name)]
     letters = set("".join(scores))
-    vocab = [
-        (name, scores.get(name, FAR)) if name in (*marks, *languages) or name in scores or letters.isdisjoint(name)
-        else (ELSEWHERE + name, FAR)
-        for name in names
-    ]  # fmt: skip
-    inner = _metaspace(models.Unigram(vocab, unk_id=numbers["<unk>"]), found, after=[_together(letters)])
+    kept = {*marks, *languages, *scores, *(name for name in names if letters.isdisjoint(name))}
+    vocab = [(name if name in kept else FOREIGN + name, scores.get(name, UNREACHABLE_SCORE)) for name in names]
+    inner = _metaspace(models.Unigram(vocab, unk_id=numbers["<unk>"]), found, after=[_merge_unknowns(letters)])
     inner.add_special_tokens(marks)
     inner.add_tokens([AddedToken(name, normalized=False) for name in languages])
     if "</s>" in numbers:
@@ -103,18 +106,19 @@ def of_two(found: spm.Pieces, numbers: dict[str, int]) -> tokenizers.Tokenizer:
     return inner
 
 
-def _steps(layout: Layout, said: dict[str, Any]) -> list[Any]:
-    """Of a layout that changes letters before its pieces see them; those make one mark of two quotes, too."""
+def _normalizers(layout: Layout, settings: dict[str, Any]) -> list[Any]:
+    """Return the normalizers of a layout that changes letters; such layouts also replace two quotes by one mark."""
     if not any(layout.small):
         return []
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not said.get("keep_accents", not layout.small[1]):
+    if not settings.get("keep_accents", not layout.small[1]):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    return steps + ([normalizers.Lowercase()] if said.get("do_lower_case", layout.small[0]) else [])
+    return steps + ([normalizers.Lowercase()] if settings.get("do_lower_case", layout.small[0]) else [])
 
 
-def _together(letters: set[str]) -> normalizers.Replace:
-    """Several characters side by side that a side does not have are unknown as one, even if the other side has them."""
+def _merge_unknowns(letters: set[str]) -> normalizers.Replace:
+    """Replace a run of characters that this side's model lacks by one unknown, even if the other side's model has
+    them."""
     known = "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in sorted({*letters, " "}))
     return normalizers.Replace(tokenizers.Regex(f"[^{known}]{{2,}}"), UNKNOWN)
 
@@ -122,12 +126,12 @@ def _together(letters: set[str]) -> normalizers.Replace:
 def _metaspace(
     model: models.Unigram, found: spm.Pieces, before: Sequence[Any] = (), after: Sequence[Any] = ()
 ) -> tokenizers.Tokenizer:
-    """before, after: steps of normalising around the model's own."""
+    """Build a tokenizer with normalizers before and after those of the model."""
     inner = tokenizers.Tokenizer(model)
     own = [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
     spaces = [normalizers.Replace(tokenizers.Regex(" {2,}"), " "), normalizers.Strip()]
     inner.normalizer = normalizers.Sequence([*before, *own, *after, *spaces])
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    back = [decoders.Replace(ELSEWHERE, ""), decoders.Metaspace(prepend_scheme="always")]
+    back = [decoders.Replace(FOREIGN, ""), decoders.Metaspace(prepend_scheme="always")]
     inner.decoder = decoders.Sequence(back)
     return inner

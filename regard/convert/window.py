@@ -1,4 +1,4 @@
-"""How far back a decoder looks, as config.json says it (the token itself is counted) and as a pattern."""
+"""Convert the sliding window of config.json, which counts the token itself, to a pattern and back."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def pattern_of(window: int | None) -> str:
 def window_of(pattern: str | None) -> int | None:
     found = re.fullmatch(r"causal(?: & window\((\d+)\))?", str(pattern or "causal"))
     if found is None:
-        raise UserError(f"the pattern '{pattern}' cannot go out: 'causal' can, and 'causal & window(4096)'")
+        raise UserError(f"the pattern '{pattern}' cannot be exported: 'causal' can, and 'causal & window(4096)'")
     return int(found[1]) if found[1] else None

@@ -1,7 +1,7 @@
-"""What parts declare of themselves so that decode/session.py can take a step of one position by one call of a kernel.
+"""Descriptions that parts give of themselves, from which decode/session.py compiles a step into one kernel call.
 
-This is data: modules, numbers, and for attention what a step reads and writes. A part that declares nothing is stepped
-through by its own `step`, and the output is the same.
+They hold modules, numbers and, for attention, the tensors that a step reads and writes. A part without a description
+is stepped by its own `step`, with the same output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .context import Context
 
 
 class RotaryTables(NamedTuple):
-    """How pairs of channels of queries and keys are rotated. halves: channel i with i + dim/2, else with i + 1."""
+    """How pairs of query and key channels are rotated. halves: channel i pairs with i + dim/2, otherwise with i + 1."""
 
     cos: Tensor  # (rows or 1, pairs)
     sin: Tensor
@@ -41,27 +41,27 @@ class FusedMlp(NamedTuple):
 
 
 class AttentionStep(NamedTuple):
-    """What the attention at one new position of every row reads and writes."""
+    """The tensors that attention reads and writes at one new position of every row."""
 
     state: Any  # after the step
     keys: Tensor  # (stored rows, slots, kv_heads, dim)
     values: Tensor
-    slot: int | None  # where the new keys and values go; None: there are none
-    key_count: int  # of slots that are looked at, the first ones
-    added: Tensor | None  # to logits, or a bool mask
-    row_owner: Tensor | None  # (batch, slots) the stored row that holds each slot; None: the own
-    queries: int = 1  # rows that look at one stored row
+    slot: int | None  # of the new keys and values; None: there are none
+    key_count: int  # the first so many slots are attended to
+    attn_mask: Tensor | None  # bool, or a float that is added to the logits
+    row_owner: Tensor | None  # (batch, slots) the stored row that holds each slot; None: its own row
+    queries: int = 1  # batch rows that attend to one stored row
     rotary: RotaryTables | None = None
-    constant: bool = False  # as long as the state is this very one, every step is the same
+    constant: bool = False  # every step is the same while the state is this very object
 
 
 class FusedAttention(NamedTuple):
-    """out(softmax(scale q(x) keys^T + added) values). k and v are None where keys and values are not of x.
+    """out(softmax(scale q(x) keys^T + attn_mask) values). k and v are None where keys and values do not come from x.
 
-    step:   what a step from a state reads and writes; None where this step cannot be fused.
-    follow: the same for another layer, given the step and the state of a layer of the same group; None where their
-            states differ in more than keys and values.
-    group:  equal for attentions that look at the same places.
+    step:   returns the AttentionStep from a state; None where this step cannot be fused.
+    follow: returns the same for another layer, given the step and the state of a layer of the same group; None where
+            their states differ in more than keys and values.
+    group:  equal for attentions that attend to the same positions.
     """
 
     q: nn.Module

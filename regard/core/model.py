@@ -1,4 +1,4 @@
-"""A model: an encoder, a decoder or both, between an embed and a head. A mixer from tokens to scores."""
+"""A model: an encoder, a decoder or both, between an embed and a head. It maps tokens to logits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from regard.pattern.algebra import Pattern
 from regard.schema import make, part
 
 from .context import Call, Context, Memory, check_valid
-from .embed import Embed
-from .head import Head
-from .mixer import Cost, Mixer, alike
-from .norm import Norm
+from .contracts import Embed, Head, Norm, Position
+from .mixer import Cost, Mixer, same_layout
 from .passes import Pass
-from .position import Position
-from .stack import Stack
+from .stack import Place, Stack
 from .state import State
-from .wiring import Place
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
 StepStack = Callable[[Tensor, tuple, Context], tuple[Tensor, tuple]]
@@ -34,12 +30,13 @@ TIES = ("none", "target", "source-target", "all")
 class Model(nn.Module):
     """The constructor is the schema of a recipe's [model].
 
-    kind:    encoder (all at once), decoder (step by step) or encoder-decoder.
+    kind:    encoder (whole sequences), decoder (step by step) or encoder-decoder.
     vocab:   size of the vocabulary, or a pair: source, target.
     tie:     none; target: the head shares the decoder's embedding; source-target: both embeddings are one; all: both.
-    encoder, decoder: tables for a Stack (depth, layer, norm, ...) when there are two; else those keys stand in [model].
+    encoder, decoder: tables for a Stack (depth, layer, norm, ...) when there are two; otherwise these keys are in
+             [model] itself.
     dropout: inherited by the embeds and the wirings.
-    passes:  what changes the model once it is built, in this order: names or tables, such as bitnet.
+    passes:  change the model once it is built, in this order: names or tables, such as bitnet.
     """
 
     def __init__(
@@ -97,7 +94,7 @@ class Model(nn.Module):
             try:
                 stack = make(Stack, tables[side], inherited | {"place": place}, side)
                 if side == "decoder":
-                    stack.must_stream()
+                    stack.check_streams()
                 return stack
             except UserError as error:
                 raise (error.inside(side) if kind == "encoder-decoder" else error) from error.__cause__
@@ -131,23 +128,23 @@ class Model(nn.Module):
 
     @cached_property
     def limit(self) -> int | None:
-        """The longest sequence that the decoder side's positions allow."""
+        """The longest sequence that the decoder's positions allow; None: any."""
         return _limit(self.embed, self.stack)
 
     @cached_property
     def source_limit(self) -> int | None:
-        """The longest source that the encoder's positions allow."""
+        """The longest source that the encoder's positions allow; None: any."""
         return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
 
     def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
-        """source (batch, source time) -> what the decoder looks at."""
+        """source (batch, source time) -> the memory for cross-attention."""
         if self.encoder is None or self.source_embed is None:
             raise UserError(f"a model of kind '{self.kind}' has no encoder to give a source to")
         extent = self.source_embed.extent(source)
-        context = self._begin(extent, source.device, valid, segments, None, None, self.source_limit)
-        views = any(m.views for m in self.stack.modules() if isinstance(m, Mixer))
-        x, finals, seen = self.encoder.finish(self.source_embed(source, context), context, views)
-        return Memory(x, valid, finals, seen)
+        context = self._context(extent, source.device, valid, segments, None, None, self.source_limit)
+        wanted = any(m.uses_layer_outputs for m in self.stack.modules() if isinstance(m, Mixer))
+        x, states, outputs = self.encoder.forward_with_states(self.source_embed(source, context), context, wanted)
+        return Memory(x, valid, states, outputs)
 
     def forward(
         self,
@@ -160,23 +157,25 @@ class Model(nn.Module):
         segments: Tensor | None = None,
         call: Call | None = None,
     ) -> Tensor:
-        """tokens (batch, time) -> scores (batch, time, vocab), or whatever the head gives. call: a step, as `step`
-        asks for it where the model is hooked."""
+        """tokens (batch, time) -> logits (batch, time, vocab), or whatever the head returns. call: the step to take,
+        where `step` calls the model for its hooks."""
         if call is not None:
             x, context, call.state = self.advance(tokens, call.state, valid, segments)
             return self.head(x, context)
-        memory, extent = self._memory(source, source_valid, memory), self.embed.extent(tokens)
-        context = self._begin(extent, tokens.device, valid, segments, memory, pattern, self.limit)
+        memory, extent = self._encoded(source, source_valid, memory), self.embed.extent(tokens)
+        context = self._context(extent, tokens.device, valid, segments, memory, pattern, self.limit)
         return self.head(self.hidden(tokens, context), context)
 
     def hidden(self, tokens: Tensor, context: Context) -> Tensor:
-        """The vectors before the head: (batch, time, width)."""
+        """Return the hidden vectors before the head: (batch, time, width)."""
         return self.stack(self.embed(tokens, context), context)
 
-    def draw(self, batch: int, time: int) -> dict[str, Tensor]:
-        """Random inputs of the right kind, for the laws: a source is a little shorter."""
-        source = {} if self.source_embed is None else {"source": self.source_embed.draw(batch, max(time - 2, 1))}
-        return {"tokens": self.embed.draw(batch, time), **source}
+    def random_inputs(self, batch: int, time: int) -> dict[str, Tensor]:
+        """Return random inputs of the right kind, for tests; a source is a little shorter."""
+        source = (
+            {} if self.source_embed is None else {"source": self.source_embed.random_input(batch, max(time - 2, 1))}
+        )
+        return {"tokens": self.embed.random_input(batch, time), **source}
 
     def start(
         self,
@@ -186,13 +185,13 @@ class Model(nn.Module):
         source_valid: Tensor | None = None,
         memory: Memory | None = None,
     ) -> State:
-        """The empty state for `batch` rows with room for `capacity` positions. The encoder runs here, once."""
-        self._can_step()
+        """Return the empty state for `batch` rows with a capacity of `capacity` positions. The encoder runs here."""
+        self._check_can_step()
         if self.limit is not None and capacity > self.limit:
             raise UserError(f"the model's positions reach {self.limit}; a capacity of {capacity} is beyond them")
-        memory = self._memory(source, source_valid, memory)
+        memory = self._encoded(source, source_valid, memory)
         if memory is not None and memory.x.shape[0] != batch:
-            raise UserError(f"a batch of {batch} cannot look at a source of {memory.x.shape[0]} rows")
+            raise UserError(f"a batch of {batch} rows cannot attend to a source of {memory.x.shape[0]} rows")
         device = next(self.parameters()).device
         context = Context.begin(batch, 0, device, memory=memory)
         lengths = torch.zeros(batch, dtype=torch.long, device=device)
@@ -201,7 +200,7 @@ class Model(nn.Module):
     def step(
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """The next positions of every row: tokens (batch, n) -> scores (batch, n, vocab), and the state after them."""
+        """Take the next tokens (batch, n) of every row -> logits (batch, n, vocab), and the state after them."""
         call = Call(self, state)
         if hooked(self):
             return self(tokens, valid=valid, segments=segments, call=call), call.state
@@ -210,26 +209,26 @@ class Model(nn.Module):
     def last_hidden(
         self, tokens: Tensor, state: State, valid: Tensor | None = None, step_stack: StepStack | None = None
     ) -> tuple[Tensor, State]:
-        """Return the vectors (batch, width) that say what comes after the last real one of every row's tokens, and the
-        state after them; `logits` makes logits of as many of them at a time as one likes."""
+        """Take a step and return the hidden vectors (batch, width) at the last real token of every row, and the state
+        after it. `logits` turns any number of these vectors into logits."""
         x, context, state = self.advance(tokens, state, valid, None, step_stack)
         if valid is None:
             return x[:, -1], state
         return x[torch.arange(len(x), device=x.device), context.lengths - 1], state
 
     def reorder(self, state: State, rows: Tensor) -> State:
-        """As `select(state, rows)`, but `state` is given up: what beam search does after every step."""
+        """Return `select(state, rows)`, and give `state` up: what beam search does after every step."""
         state = self._with_free_buffers(state)
         state.version.history.given_up = True
         return state.of_rows(rows, self.stack.reorder(state.layers, rows))
 
     def _with_free_buffers(self, state: State) -> State:
-        """The state, or a copy, with buffers that may be written behind its positions without harm to another."""
+        """Return the state, or a copy, whose buffers may be written without harm to other states."""
         version, history = state.version, state.version.history
         if history.given_up:
             raise UserError(
-                "this state, or one that shares its buffers, was given up to `reorder`: go on from what that returned, "
-                "or use `select`"
+                "this state, or one that shares its buffers, was given up to `reorder`: continue from what that "
+                "returned, or use `select`"
             )
         if state.lengths.is_inference() and not torch.is_inference_mode_enabled():
             state = state.outside_inference()
@@ -237,7 +236,7 @@ class Model(nn.Module):
         elif history.in_graph and not torch.is_grad_enabled():  # and would be written in place
             state = state.copy()
             version = state.version
-        if not version.may_have_lost:
+        if not version.may_be_overwritten:
             return state
         ends = zip(state.lengths.tolist(), history.furthest.tolist(), strict=True)
         for begin, end in {(begin, end) for begin, end in ends if begin < end}:
@@ -245,33 +244,34 @@ class Model(nn.Module):
                 if isinstance(module, Mixer) and not module.can_return(begin, end):
                     raise UserError(
                         f"this state holds {begin} positions, and steps from it went on to {end}: its cache has "
-                        "forgotten what it needs. Keep a copy, `state.copy()`, before you go so far on"
+                        "dropped keys that it needs. Keep a copy, `state.copy()`, before you step so far"
                     )
         return state if version.is_newest or version.is_newest_alive else state.copy()
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of what comes next: x (rows, width), as `last_hidden` gives them -> (rows, vocab)."""
+        """Return the logits of the next token: x (rows, width) from `last_hidden` -> (rows, vocab)."""
         return self.head(x[:, None], Context.begin(len(x), 1, x.device))[:, 0]
 
     def logits_for(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function like `logits` for some tokens (n,) alone: (rows, n)."""
-        known = self.output_projection()
-        if known is None:
-            raise UserError("this model's scores are not made by one product, so that none of them can be left out")
-        before, table, bias = known
+        projection = self.output_projection()
+        if projection is None:
+            raise UserError("this model's logits are not one matrix product, so no tokens can be left out")
+        before, table, bias = projection
         table, bias = table[tokens], None if bias is None else bias[tokens]
         return lambda x: linear(before(x), table, bias)
 
     def output_projection(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
-        """Where `logits(x)` are one product, before(x) table^T + bias: `before`, table (vocab, n) and bias (vocab,)."""
+        """Return `before`, table (vocab, n) and bias (vocab,) where `logits(x)` is before(x) table^T + bias; None where
+        it is not."""
 
-        def known(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
             return self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
 
-        found = known(next(self.parameters()).new_zeros(1, self.stack.width))
+        found = parts(next(self.parameters()).new_zeros(1, self.stack.width))
         if found is None:
             return None
-        return lambda x: known(x)[0][:, 0], found[1], found[2]  # type: ignore[index]
+        return lambda x: parts(x)[0][:, 0], found[1], found[2]  # type: ignore[index]
 
     def advance(
         self,
@@ -281,22 +281,23 @@ class Model(nn.Module):
         segments: Tensor | None = None,
         step_stack: StepStack | None = None,
     ) -> tuple[Tensor, Context, State]:
-        """Take a step up to the head: the vectors (batch, n, width), the context for the head, and the state after it.
+        """Take a step up to the head: return the hidden vectors (batch, n, width), the context for the head, and the
+        state.
 
-        step_stack: another way to take the same step of the stack, as a decoding session has one.
+        step_stack: takes the stack's step instead of `self.stack.step`, as in a decoding session.
         """
         batch, time = self.embed.extent(tokens)
         if not isinstance(state, State):
-            raise UserError(f"a step goes on from a state that `start` or `step` gave, not from {type(state).__name__}")
+            raise UserError(f"a step needs a state that `start` or `step` returned, not {type(state).__name__}")
         if state.lengths.shape[0] != batch:
-            raise UserError(f"a state of {state.lengths.shape[0]} rows cannot go on with a batch of {batch}")
+            raise UserError(f"a state of {state.lengths.shape[0]} rows cannot continue with a batch of {batch}")
         if valid is not None:
             check_valid(valid, batch, time)
         context = Context.after(state.lengths, time, valid=valid, segments=segments)
         if time == 0:
             return self.embed(tokens, context).new_zeros(batch, 0, self.stack.width), context, state
-        if self.limit is not None and context.last >= self.limit:
-            raise UserError(f"the model's positions reach {self.limit}; position {context.last} is beyond them")
+        if self.limit is not None and context.last_position >= self.limit:
+            raise UserError(f"position {context.last_position} is beyond the model's {self.limit} positions")
         state = self._with_free_buffers(state)
         try:
             x, layers = (step_stack or self.stack.step)(self.embed(tokens, context), state.layers, context)
@@ -305,33 +306,34 @@ class Model(nn.Module):
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             if self._owns(state):
                 raise
-            raise UserError("this state is of another model: begin with `start` of the model that steps") from None
+            raise UserError("this state belongs to another model: begin with `start` of the model that steps") from None
         lengths = state.lengths + context.lengths
         return x, context, State(lengths, layers, state.version.after(lengths))
 
     def _owns(self, state: State) -> bool:
-        """Whether a state looks like those of this model; asked only when a step has failed."""
+        """Return whether a state has the layout of this model's states; called only when a step has failed."""
 
-        def empty(room: int) -> tuple:
-            source = None if self.source_embed is None else self.source_embed.draw(1, room).to(state.lengths.device)
-            return self.start(1, room, source).layers
+        def empty(capacity: int) -> tuple:
+            embed, device = self.source_embed, state.lengths.device
+            source = None if embed is None else embed.random_input(1, capacity).to(device)
+            return self.start(1, capacity, source).layers
 
-        most = min(known for known in (self.limit, self.source_limit, 300) if known is not None)
-        return alike(state.layers, empty(1), empty(most))
+        longest = min(limit for limit in (self.limit, self.source_limit, 300) if limit is not None)
+        return same_layout(state.layers, empty(1), empty(longest))
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        """Of `length` positions of the decoder side (or of the encoder, when it is alone) for one sequence."""
+        """Return the cost of `length` positions of the decoder (or of an encoder without one) for one sequence."""
         cost = self.stack.cost(length, past)
         return Cost(self.embed.flops(length) + cost.flops + self.head.flops(length), cost.state)
 
-    def _memory(self, source: Tensor | None, valid: Tensor | None, memory: Memory | None) -> Memory | None:
+    def _encoded(self, source: Tensor | None, valid: Tensor | None, memory: Memory | None) -> Memory | None:
         if source is not None:
             return self.encode(source, valid)
         if memory is None and self.kind == "encoder-decoder":
             raise UserError("an encoder-decoder needs a source (or the memory that `encode` made of it)")
         return memory
 
-    def _begin(
+    def _context(
         self,
         extent: tuple[int, int],
         device: Any,
@@ -346,12 +348,12 @@ class Model(nn.Module):
         if valid is not None:
             check_valid(valid, batch, time)
         if limit is not None and time > limit:
-            raise UserError(f"a sequence of {time} is longer than the {limit} positions that this model knows")
+            raise UserError(f"a sequence of {time} is longer than this model's {limit} positions")
         return Context.begin(batch, time, device, valid=valid, memory=memory, pattern=pattern, segments=segments)
 
-    def _can_step(self) -> None:
+    def _check_can_step(self) -> None:
         if self.head.pools:
-            raise UserError("this model's head answers once per sequence, so the model does not step; call it whole")
+            raise UserError("this model gives one output per sequence, so it does not step; call it on whole ones")
         if not self.stack.streams or not self.head.streams:
             raise UserError("this model looks ahead, so it does not step; call it on whole sequences")
 
@@ -368,7 +370,7 @@ def _limit(*modules: nn.Module) -> int | None:
 
 
 def _pair(vocab: Any) -> tuple[int, int]:
-    """Source and target vocabulary."""
+    """Return the sizes of the source and the target vocabulary."""
     pair = tuple(vocab) if isinstance(vocab, list | tuple) else (vocab, vocab)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
         raise UserError(f"vocab must be a whole number from 1 on, or a pair of them: source and target, not {vocab!r}")

@@ -1,4 +1,4 @@
-"""The contract of what changes a model once it is built: other linear maps, added small ones, packed weights."""
+"""The contract of passes, which change a model once it is built: other linear layers, adapters, packed weights."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Pass:
-    """Applied in place, in the order of a recipe's [model] passes = [...]. Parts stand in regard/passes."""
+    """Changes a model in place, in the order of a recipe's [model] passes = [...]. Parts are in regard/passes."""
 
     root: ClassVar[str] = "."
     folder: ClassVar[tuple[str, ...]] = ("passes",)
@@ -18,9 +18,9 @@ class Pass:
     def __call__(self, model: nn.Module) -> None: ...
 
 
-def exchange(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> int:
-    """Put what `change` makes of a module, given its path, in its place, wherever it stands; one that stands in several
-    places stays one. How many were changed."""
+def replace_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> int:
+    """Replace every submodule by `change(path, module)` unless that is None, and return the number replaced. A module
+    that occurs several times is replaced by one new module."""
     made: dict[nn.Module, nn.Module | None] = {}
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):

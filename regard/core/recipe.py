@@ -1,4 +1,4 @@
-"""Models from recipes: build, save and load again. files/recipe.py reads the recipes."""
+"""Builds, saves and loads models. files/recipe.py reads the recipes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from safetensors.torch import load_model, save_model
 
 from regard.errors import UserError, in_one_line, short
 from regard.files.paths import check_files
-from regard.files.recipe import Recipe, called, choose, load
-from regard.memory import Undrawn, in_bytes, model_bytes, must_fit
-from regard.schema import SIZES, fit, make
+from regard.files.recipe import Recipe, choose, display_name, load
+from regard.memory import SkipInit, check_fits_memory, format_bytes, model_bytes
+from regard.schema import SIZES, check_arguments, make
 
 from .model import Model
 from .towers import Towers
 
-FILES = ("recipe.toml", "model.safetensors")  # of a model that is saved
-SMALLEST = 16  # times smaller than in memory is a weight in a file at the most: two bits instead of float32
+FILES = ("recipe.toml", "model.safetensors")  # of a saved model
+MAX_COMPRESSION = 16  # how much smaller a weight may be in a file than in memory: two bits instead of float32
 
 
 def build(
@@ -28,7 +28,7 @@ def build(
     vocab: int | tuple[int, int] | None = None,
     overrides: list[str] | tuple[str, ...] = (),
 ) -> Model:
-    """A plain nn.Module from a recipe. `model.recipe` says exactly what was built."""
+    """Build the model of a recipe, a plain nn.Module. `model.recipe` is the complete recipe that was built."""
     made = choose(recipe, size, overrides) if isinstance(recipe, dict) else load(recipe, size, overrides)
     if vocab is not None:
         made["vocab"] = list(vocab) if isinstance(vocab, tuple) else vocab
@@ -36,26 +36,26 @@ def build(
         if "vocab" not in made:
             raise UserError("which vocabulary size? Give vocab=...")
         _check_vocab(made["vocab"])
-        must_fit("the model that it describes", model_bytes(made, _assemble))
+        check_fits_memory("the model that it describes", model_bytes(made, _assemble))
         model = _assemble(made)
     except UserError as error:
-        raise error.of("" if isinstance(recipe, dict) else called(recipe)) from error.__cause__
+        raise error.of("" if isinstance(recipe, dict) else display_name(recipe)) from error.__cause__
     model.recipe = made  # type: ignore[assignment]
     return model
 
 
 def _check_vocab(vocab: Any) -> None:
-    """What else is wrong with it, the model says."""
+    """Refuse a vocabulary that is too large; the model itself checks the rest."""
     for size in vocab if isinstance(vocab, list) else [vocab]:
         if isinstance(size, int) and size > SIZES["vocab"]:
             raise UserError(f"vocab must be at most {SIZES['vocab']:,}, not {size:,}")
 
 
 def _assemble(recipe: Recipe) -> Any:
-    """A Model; where it says so, Towers."""
+    """Build a Model, or Towers where the recipe's kind says so."""
     inherited = {"vocab": recipe["vocab"]}
     kind = Towers if recipe["model"].get("kind") == "towers" else Model
-    fit(kind, recipe["model"], inherited, "model")  # what it refuses names [model] by itself
+    check_arguments(kind, recipe["model"], inherited, "model")  # its messages name [model] already
     try:
         return make(kind, recipe["model"], inherited, "model")
     except UserError as error:
@@ -63,7 +63,7 @@ def _assemble(recipe: Recipe) -> Any:
 
 
 def save(model: Model, folder: str | Path) -> None:
-    """recipe.toml and model.safetensors; written beside and renamed, so that a folder is never half-written."""
+    """Write recipe.toml and model.safetensors under other names and rename them, so that no file is half-written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     check_files(folder, *(name + end for name in FILES for end in ("", ".part")))
@@ -75,28 +75,28 @@ def save(model: Model, folder: str | Path) -> None:
     text.replace(folder / "recipe.toml")
 
 
-def must_match(recipe: Path, weights: Path) -> None:
-    """Refuse a recipe that describes a model far larger than what its file holds, before memory is taken for it."""
-    made, held = load(recipe), weights.stat().st_size
+def check_weights_size(recipe: Path, weights: Path) -> None:
+    """Refuse a recipe whose model is far larger than its weights file, before memory is allocated for it."""
+    made, stored = load(recipe), weights.stat().st_size
     size = model_bytes(made, _assemble) if "vocab" in made else 0
-    if size > SMALLEST * held:
+    if size > MAX_COMPRESSION * stored:
         raise UserError(
-            f"describes a model of {in_bytes(size)}, and {short(weights)} holds {in_bytes(held)}: they do not belong "
-            "together",
+            f"describes a model of {format_bytes(size)}, and {short(weights)} holds {format_bytes(stored)}: they do "
+            "not belong together",
             file=short(recipe),
         )
 
 
 def restore(folder: str | Path, device: str = "cpu") -> Model:
-    """The model that `save` wrote."""
+    """Load the model that `save` wrote."""
     folder = Path(folder)
     check_files(folder, *FILES)
     for name in FILES:
         if not (folder / name).is_file():
             raise UserError(f"{short(folder)} holds no {name}, so there is no model to load")
     weights = folder / "model.safetensors"
-    must_match(folder / "recipe.toml", weights)
-    with Undrawn():
+    check_weights_size(folder / "recipe.toml", weights)
+    with SkipInit():
         model = build(folder / "recipe.toml")
     try:
         load_model(model, str(weights), device=device)

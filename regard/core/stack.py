@@ -1,12 +1,13 @@
-"""Layers, and a stack of them: branches joined by a wiring, several kinds of layer cycling over the depth."""
+"""Layers, and a stack of them: branches joined by a wiring, several kinds of layer cycling over the depth. With the
+contract of wirings: pre-norm, post-norm, parallel, reversible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,85 @@ from torch.utils.checkpoint import checkpoint
 from regard.errors import UserError
 from regard.schema import name_of, part, takes
 
-from .context import Collected, Context
-from .hooks import Steps
+from .context import Collected, Context, Steps, Tap
+from .contracts import Norm, Position
 from .mixer import Cost, Mixer
-from .norm import Norm
-from .position import Position
-from .tap import Tap
-from .wiring import Branch, Place, Stream, Wiring
+
+Branch = Callable[[Tensor], Tensor]
+Stream = Any  # the residual stream: a tensor, or a tuple of them for wirings with two streams
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a model a part is. Given to the parts whose constructors take a `place`."""
+
+    side: str = "decoder"  # or "encoder"
+    encoder: int = 0  # number of encoder layers, 0 when there is no encoder
+    decoder: int = 1  # number of decoder layers
+    memory: int | None = None  # width of the encoder's output, when there is an encoder
+    position: Position | None = None  # the stack's shared position, for parts that name theirs "shared"
+    index: int = 0  # of the layer in its stack, from 0
+    shared: dict[Any, nn.Parameter] = field(default_factory=dict, compare=False)  # weights that all layers share
+
+
+class LayerLike(Protocol):
+    """What `chain` needs of a layer."""
+
+    wiring: Wiring
+
+    @property
+    def mixers(self) -> list[Mixer]: ...
+
+    def __call__(self, stream: Stream, context: Context) -> Stream: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+class Wiring(nn.Module):
+    """Joins `branches` mixers to the stream of one layer.
+
+    residual: branches must keep the width, since they are added to the stream.
+    lanes:    number of tensors in the stream; two make it a tuple. The same for all layers of a stack.
+    """
+
+    folder: ClassVar[tuple[str, ...]] = ("wirings",)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    residual: bool = True
+    lanes: int = 1
+
+    def out_width(self, width: int) -> int:
+        """Return the output channels of a stack whose layers have `width`, which are also those of its norm."""
+        return width
+
+    def enter(self, x: Tensor) -> Stream:
+        """Return the stream before the first layer."""
+        return x
+
+    def forward(self, stream: Stream, branches: Sequence[Branch], context: Context) -> Stream:
+        raise NotImplementedError
+
+    def norms_around(self, index: int) -> tuple[Norm | None, Norm | None] | None:
+        """Return the norms (before, after) where a branch is applied as x <- after(x + f(before(x))); or None."""
+        return None
+
+    def leave(self, stream: Stream, norm: Norm, context: Context) -> Tensor:
+        """Return the stack's output; `norm` is the stack's last norm."""
+        return norm(stream, context.valid)
+
+    def prepare(self, mixer: Mixer) -> None:
+        """Change a branch once, at initialization: scale its weights (`value_path`), or fill its slot `norm`, which is
+        applied before its last projection `out`."""
+
+    @classmethod
+    def chain(cls, layers: Sequence[LayerLike], stream: Stream, context: Context) -> Stream:
+        """Run all layers in order over whole sequences. Reversible wirings override it, to save nothing per layer."""
+        for layer in layers:
+            stream = layer(stream, context)
+        return stream
 
 
 class Layer(Steps):
-    """Some mixers, in the order of the recipe, and the wiring that joins them to the stream."""
+    """Mixers in the order of the recipe, and the wiring that joins them to the residual stream."""
 
     def __init__(self, branches: dict[str, Mixer], wiring: Wiring):
         super().__init__()
@@ -40,16 +109,16 @@ class Layer(Steps):
         return list(self.branches.values())  # type: ignore[arg-type]
 
     def calls(self, context: Context) -> list[Branch]:
-        """The branches as functions of their input, whole sequences."""
+        """Return the branches as functions of their input, for whole sequences."""
         collected, context = context.collected, replace(context, collected=None)
 
         def call(mixer: Mixer) -> Branch:
             def run(x: Tensor) -> Tensor:
                 y, state = mixer.step(x, mixer.start(context, x.shape[1]), context)
-                collected.finals.append(state)  # type: ignore[union-attr]
+                collected.final_states.append(state)  # type: ignore[union-attr]
                 return y
 
-            return partial(mixer, context=context) if collected is None or not mixer.summary else run
+            return partial(mixer, context=context) if collected is None or not mixer.exports_state else run
 
         return [call(mixer) for mixer in self.mixers]
 
@@ -79,8 +148,8 @@ class Layer(Steps):
 
 
 class CheckpointedLayer:
-    """A layer that keeps only what enters it. What it needs in the backward pass is computed once more then, with the
-    same random numbers and the same running statistics."""
+    """A layer that saves only its input and is computed again in the backward pass, with the same random numbers and
+    the same running statistics."""
 
     def __init__(self, layer: Layer):
         self.layer, self.wiring, self.mixers, self.modules = layer, layer.wiring, layer.mixers, layer.modules
@@ -88,24 +157,24 @@ class CheckpointedLayer:
     def __call__(self, stream: Stream, context: Context) -> Stream:
         running = [b for m in self.modules() if isinstance(m, Norm) and m.training for b in m.buffers()]
         before = [b.clone() for b in running]
-        second = partial(_at, running, before) if running else nullcontext
+        second = partial(_restored_statistics, running, before) if running else nullcontext
         return checkpoint(
             self.layer, stream, context, use_reentrant=False, context_fn=lambda: (nullcontext(), second())
         )
 
 
 @contextmanager
-def _at(running: list[Tensor], before: list[Tensor]) -> Iterator[None]:
-    """Inside, running statistics are those from before; afterwards, those of now."""
+def _restored_statistics(running: list[Tensor], before: list[Tensor]) -> Iterator[None]:
+    """Inside, the running statistics are those from before; afterwards, the current ones again."""
     now = [b.clone() for b in running]
-    _set(running, before)
+    _copy_into(running, before)
     try:
         yield
     finally:
-        _set(running, now)
+        _copy_into(running, now)
 
 
-def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
+def _copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
@@ -115,16 +184,16 @@ class Stack(Steps):
     """`depth` layers and a last norm.
 
     layer:    a list of tables, cycling over the depth. In a table, `wiring` is the wiring and every other key is a
-              branch, in the order written: mixer, cross, feedforward, or any name of yours.
-    norm:     after the last layer.
+              branch, in the order written: mixer, cross, feedforward, or any other name.
+    norm:     applied after the last layer.
     position: one position part shared by all layers; a branch uses it by `position = "shared"`.
     share:    "layers": all layers of a kind are one and the same (ALBERT); "none".
 
-    recompute: set it to keep only what enters each layer, and compute the layer again in the backward pass (Chen et al.
-               2016, arXiv:1604.06174). Wirings that save memory in a way of their own are left to it.
+    gradient_checkpointing: set it to save only the input of each layer and compute the layer again in the backward pass
+              (Chen et al. 2016, arXiv:1604.06174). Wirings with their own way to save memory keep it.
     """
 
-    recompute = False
+    gradient_checkpointing = False
 
     def __init__(
         self,
@@ -178,8 +247,8 @@ class Stack(Steps):
     def streams(self) -> bool:
         return all(mixer.streams for layer in self._layers for mixer in layer.mixers)
 
-    def must_stream(self) -> None:
-        """Refuse, by name, a branch that looks ahead."""
+    def check_streams(self) -> None:
+        """Raise a UserError that names the first branch that looks ahead, if there is one."""
         for index, layer in enumerate(self._layers):
             for name, mixer in layer.branches.items():
                 if not mixer.streams:
@@ -202,26 +271,28 @@ class Stack(Steps):
         stream = first.enter(x)
         kinds = {type(layer.wiring) for layer in self._layers}
         chain = first.chain if len(kinds) == 1 and context.collected is None else Wiring.chain
-        layers = [CheckpointedLayer(layer) for layer in self._layers] if self._recomputes else self._layers
-        if context.collected is None or context.collected.views is None:
+        layers = [CheckpointedLayer(layer) for layer in self._layers] if self._checkpoints else self._layers
+        if context.collected is None or context.collected.layer_outputs is None:
             return first.leave(chain(layers, stream, context), self.norm, context)
         for layer in layers:
             stream = layer(stream, context)
-            context.collected.views.append(first.leave(stream, self.norm, context))
-        return context.collected.views[-1]
+            context.collected.layer_outputs.append(first.leave(stream, self.norm, context))
+        return context.collected.layer_outputs[-1]
 
     @property
-    def _recomputes(self) -> bool:
-        return self.recompute and self.training and torch.is_grad_enabled()
+    def _checkpoints(self) -> bool:
+        return self.gradient_checkpointing and self.training and torch.is_grad_enabled()
 
-    def finish(self, x: Tensor, context: Context, views: bool = False) -> tuple[Tensor, tuple, tuple[Tensor, ...]]:
-        """As forward, with the last states of the mixers that offer a summary (an encoder's gift to its decoder), and
-        with `views` also what the stack would give if it ended after each of its layers, the last one included."""
-        if not views and not any(mixer.summary for layer in self._layers for mixer in layer.mixers):
+    def forward_with_states(
+        self, x: Tensor, context: Context, layer_outputs: bool = False
+    ) -> tuple[Tensor, tuple, tuple[Tensor, ...]]:
+        """Return `forward`, the last states of the mixers with `exports_state`, and with `layer_outputs` also the
+        output that the stack would give if it ended after each of its layers, the last one included."""
+        if not layer_outputs and not any(mixer.exports_state for layer in self._layers for mixer in layer.mixers):
             return self(x, context), (), ()
-        collected = Collected(views=[] if views else None)
+        collected = Collected(layer_outputs=[] if layer_outputs else None)
         y = self(x, replace(context, collected=collected))
-        return y, tuple(collected.finals), tuple(collected.views or ())
+        return y, tuple(collected.final_states), tuple(collected.layer_outputs or ())
 
     def start(self, context: Context, capacity: int) -> tuple:
         return tuple(layer.start(context, capacity) for layer in self._layers)
@@ -230,13 +301,13 @@ class Stack(Steps):
         first = self._layers[0].wiring
         stream = first.enter(x)
         after = []
-        for layer, part_state in zip(self._layers, state, strict=True):
-            stream, new = layer.step(stream, part_state, context)
+        for layer, layer_state in zip(self._layers, state, strict=True):
+            stream, new = layer.step(stream, layer_state, context)
             after.append(new)
         return first.leave(stream, self.norm, context), tuple(after)
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
-        """As `select`, but `state` is given up."""
+        """Return `select(state, rows)`, and give `state` up."""
         return tuple(
             tuple(mixer.reorder(own, rows) for mixer, own in zip(layer.mixers, part_state, strict=True))
             for layer, part_state in zip(self._layers, state, strict=True)

@@ -1,5 +1,5 @@
-"""The state of a model between two steps. Any state may be stepped from, any number of times and in any order: tree
-search, beams and drafts that are taken back rely on it.
+"""The state of a model between two steps. Steps may be taken from any state, any number of times and in any order:
+tree search, beam search and speculative decoding rely on it.
 
 A step writes its keys and values into the buffers of the state that it was given, so several states share buffers. Each
 state holds a `Version`, and all that share buffers one `History`. A step from a state that is not the newest one alive
@@ -15,17 +15,17 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .mixer import each, join, select
+from .mixer import join, map_tensors, select
 
 
 class History:
-    """What happened to some buffers.
+    """What was written to buffers that several states may share.
 
     alive:    the versions that states still hold, oldest first.
     newest:   the number of the last version, whether it is alive or not.
     furthest: (batch,) the end of what was ever written for each row.
-    stale:    they are copies of buffers that were written beyond the positions of the state that was copied.
-    in_graph: a step with gradients may have kept them for its backward pass.
+    stale:    the buffers are copies of ones that were written beyond the positions of the copied state.
+    in_graph: a step with gradients may have saved them for its backward pass.
     """
 
     def __init__(self, furthest: Tensor, stale: bool = False):
@@ -48,12 +48,12 @@ class Version:
         return cls(History(furthest, stale))
 
     def of_copied_buffers(self, furthest: Tensor) -> Version:
-        """Return the version of a copy, which has lost what the buffers have lost. furthest: of the rows copied."""
-        return Version.of_new_buffers(furthest, self.may_have_lost)
+        """Return the version of a copy, in which the same positions are overwritten. furthest: of the copied rows."""
+        return Version.of_new_buffers(furthest, self.may_be_overwritten)
 
     @property
-    def may_have_lost(self) -> bool:
-        """Whether the buffers were ever written beyond the positions of this state."""
+    def may_be_overwritten(self) -> bool:
+        """Whether the buffers were written beyond the positions of this state, and so may lack what it needs."""
         return self.history.stale or not self.is_newest
 
     def after(self, lengths: Tensor) -> Version:
@@ -74,14 +74,14 @@ class Version:
         return alive[-1] is self
 
     def __reduce__(self) -> tuple:
-        return Version.of_new_buffers, (self.history.furthest, self.may_have_lost)
+        return Version.of_new_buffers, (self.history.furthest, self.may_be_overwritten)
 
 
 class State(NamedTuple):
-    """Where every row of a batch stands."""
+    """The decoding state of every row of a batch."""
 
     lengths: Tensor  # (batch,) positions taken so far
-    layers: tuple  # of every layer, of every branch
+    layers: tuple  # for every layer, the states of its branches
     version: Version
 
     @classmethod
@@ -102,7 +102,7 @@ class State(NamedTuple):
             torch.cat(every)
             for every in ([state.lengths for state in states], [state.version.history.furthest for state in states])
         )
-        stale = any(state.version.may_have_lost for state in states)
+        stale = any(state.version.may_be_overwritten for state in states)
         return State(lengths, join([state.layers for state in states]), Version.of_new_buffers(furthest, stale))
 
     def copy(self) -> State:
@@ -110,12 +110,12 @@ class State(NamedTuple):
         return self.select(torch.arange(len(self.lengths), device=self.lengths.device))
 
     def __deepcopy__(self, memo: dict) -> State:
-        """Also where gradients flow through it, which torch does not copy deeply."""
+        """Copy it even where gradients flow through it, which torch refuses to deepcopy."""
         return self.copy()
 
     def outside_inference(self) -> State:
-        """Return the same state in tensors that may be written and learned from outside of inference mode."""
-        layers = each(self.layers, torch.clone)
+        """Return the same state in tensors that may be written and differentiated outside of inference mode."""
+        layers = map_tensors(self.layers, torch.clone)
         return State(
             self.lengths.clone(), layers, self.version.of_copied_buffers(self.version.history.furthest.clone())
         )

@@ -1,6 +1,6 @@
-"""Two towers: images and texts become vectors of one space, where those that belong together lie near each other.
+"""Two towers: images and texts are encoded into one vector space, where matching ones lie close together.
 
-    score(i, t) = exp(s)  image(i) . text(t)          both of length one
+    score(i, t) = exp(s)  image(i) . text(t)          both normalized
 
 Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision" (CLIP), arXiv:2103.00020.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.schema import fit, make
+from regard.schema import check_arguments, make
 
 from .model import Model
 
@@ -20,10 +20,10 @@ from .model import Model
 class Towers(nn.Module):
     """The constructor is the schema of a recipe's [model] where kind is "towers".
 
-    image, text: tables for a Model each, with heads that give one vector per sequence, of equal length.
-    end:         the token that ends a text: what stands behind the first one is not read. Of a text that lacks it only
-                 the first token is. None: a text ends with the largest number in it.
-    scale:       s at the beginning.
+    image, text: tables for a Model each, with heads that give one vector per sequence, of the same size.
+    end:         the token that ends a text: what follows the first one is not read, and of a text without it only the
+                 first token is read. None: a text ends with its largest token id.
+    scale:       the initial s.
     """
 
     def __init__(self, kind: str, vocab: int, image: dict, text: dict, end: int | None = None, scale: float = 2.6592):
@@ -47,43 +47,46 @@ class Towers(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """The longest text."""
+        """The longest text that the text tower's positions allow; None: any."""
         return self.text.limit
 
     def forward(self, images: Tensor, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
-        """images, as the image tower's embed takes them; tokens (texts, time) -> scores (images, texts)."""
-        return self.compare(self.see(images), self.read(tokens, valid))
+        """images, in the image tower's input format, and tokens (texts, time) -> scores (images, texts)."""
+        return self.similarity(self.encode_images(images), self.encode_texts(tokens, valid))
 
-    def see(self, images: Tensor) -> Tensor:
-        """Images as vectors of length one: (images, dim)."""
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Return normalized image vectors (images, dim)."""
         return F.normalize(self.image(images), dim=-1)
 
-    def read(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Texts as vectors of length one: (texts, dim)."""
-        shown = tokens if valid is None else tokens.masked_fill(~valid, -1)
-        ends = (shown if self.end is None else (shown == self.end).int()).argmax(1)  # (texts,) the first of several
+    def encode_texts(self, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return normalized text vectors (texts, dim)."""
+        masked = tokens if valid is None else tokens.masked_fill(~valid, -1)
+        ends = (masked if self.end is None else (masked == self.end).int()).argmax(1)  # (texts,) the first of several
         time = int(ends.max()) + 1
         real = torch.arange(time, device=tokens.device) <= ends[:, None]
         return F.normalize(self.text(tokens[:, :time], None if bool(real.all()) else real), dim=-1)
 
-    def compare(self, images: Tensor, texts: Tensor, most: float | None = None) -> Tensor:
-        """Vectors (images, dim) and (texts, dim) -> scores (images, texts). most: of exp(s)."""
+    def similarity(self, images: Tensor, texts: Tensor, max_scale: float | None = None) -> Tensor:
+        """Compare vectors (images, dim) and (texts, dim) -> scores (images, texts). max_scale: bounds exp(s)."""
         scale = self.scale.exp()
-        return (scale if most is None else scale.clamp(max=most)) * (images @ texts.mT)
+        return (scale if max_scale is None else scale.clamp(max=max_scale)) * (images @ texts.mT)
 
-    def draw(self, batch: int, time: int) -> dict[str, Tensor]:
-        """Random inputs of the right kind, for the laws."""
-        return {"images": self.image.embed.draw(batch, time), "tokens": self.text.embed.draw(batch, time)}
+    def random_inputs(self, batch: int, time: int) -> dict[str, Tensor]:
+        """Return random inputs of the right kind, for tests."""
+        return {
+            "images": self.image.embed.random_input(batch, time),
+            "tokens": self.text.embed.random_input(batch, time),
+        }
 
 
-def apart(model: Model | Towers) -> dict[str, Model]:
-    """The models that a model is made of, by name: one without a name, or two towers."""
+def models_in(model: Model | Towers) -> dict[str, Model]:
+    """Return the models inside a model by name: itself under the empty name, or two towers."""
     return model.towers if isinstance(model, Towers) else {"": model}
 
 
 def _tower(side: str, table: dict, vocab: int) -> Model:
     try:
-        fit(Model, table, {"vocab": vocab}, side)
+        check_arguments(Model, table, {"vocab": vocab}, side)
         model = make(Model, table, {"vocab": vocab}, side)
     except UserError as error:
         raise error.inside(side) from error.__cause__

@@ -1,4 +1,4 @@
-"""The arrays of an .npz file: what they announce is checked against what is there before memory is taken."""
+"""Read the arrays of an .npz file. The sizes in its headers are checked against the file before memory is allocated."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from regard.core import UserError
 from regard.errors import in_one_line, short
-from regard.files.reading import announced_bytes
-from regard.memory import must_fit
+from regard.files.reading import npy_bytes
+from regard.memory import check_fits_memory
 
 BROKEN = (
     OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError,
@@ -20,12 +20,12 @@ BROKEN = (
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """By name. Objects, which would be pickles, are refused."""
+    """Return the arrays by name. Arrays of Python objects, which would be unpickled, are refused."""
     try:
-        with zipfile.ZipFile(path) as held:
-            must_fit(f"{short(path)}, unzipped,", sum(one.file_size for one in held.infolist()))
-            for one in held.infolist():
-                _must_hold(held, one)
+        with zipfile.ZipFile(path) as archive:
+            check_fits_memory(f"{short(path)}, unzipped,", sum(member.file_size for member in archive.infolist()))
+            for member in archive.infolist():
+                _check_size(archive, member)
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except BROKEN as error:
@@ -34,11 +34,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
 
 
-def _must_hold(held: zipfile.ZipFile, one: zipfile.ZipInfo) -> None:
-    """Refuse an array whose header announces more than the file has."""
-    if not one.filename.endswith(".npy"):
+def _check_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Refuse an array whose header announces more bytes than the file holds."""
+    if not member.filename.endswith(".npy"):
         return
-    with held.open(one) as file:
-        announced = announced_bytes(file)
-        if announced > one.file_size:
-            raise ValueError(f"{one.filename} announces {announced:,} bytes, and holds {one.file_size:,}")
+    with archive.open(member) as file:
+        announced = npy_bytes(file)
+        if announced > member.file_size:
+            raise ValueError(f"{member.filename} announces {announced:,} bytes, and holds {member.file_size:,}")

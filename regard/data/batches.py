@@ -1,11 +1,11 @@
-"""Batches: sequences of about equal length up to a budget of tokens, in an order that the seed and the epoch decide.
+"""Batch sequences of similar length up to a budget of tokens, in an order that the seed and the epoch decide.
 
-Where a run stands in its data is two numbers, epoch and index, so that it can go on in the middle of an epoch.
+The position of a run in its data is two numbers, epoch and index, so that it can resume in the middle of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -16,84 +16,87 @@ from torch import Tensor
 from regard.core import Pattern, UserError
 
 IGNORE = -100
-FIRST_LABEL = 4  # labels are numbered after the special tokens
+FIRST_LABEL = 4  # in a tokenizer of labels, the ids of labels follow those of the special tokens
 
 
 class Batch(NamedTuple):
-    """What a model is given and what it should say."""
+    """The inputs of a model and its targets."""
 
-    tokens: Tensor  # (batch, time) what the decoder reads
-    targets: Tensor  # (batch, time) what it should say next, IGNORE where nothing is asked
+    tokens: Tensor  # (batch, time) decoder inputs
+    targets: Tensor  # (batch, time) the next token, IGNORE where there is no loss
     valid: Tensor | None = None  # (batch, time)
     source: Tensor | None = None  # (batch, source)
     source_valid: Tensor | None = None
-    count: int = 0  # targets that are asked for
-    pattern: Pattern | None = None  # who may look at whom, where the data says it: a graph
-    segments: Tensor | None = None  # (batch, time) which text of a pair each token is of
-    second: Tensor | None = None  # (batch,) what else is asked of each row: is the second text the next one?
-    place: int | None = None  # of a text in streams: where in them its first column stands
+    count: int = 0  # targets that are not IGNORE
+    pattern: Pattern | None = None  # the attention pattern, where the data gives it, as a graph does
+    segments: Tensor | None = None  # (batch, time) the text of a pair that each token belongs to: 0 or 1
+    next_sentence_labels: Tensor | None = None  # (batch,) 0: the second text follows the first; 1: it does not
+    stream_offset: int | None = None  # of a batch from streams: the offset of its first column in them
 
     @property
     def positions(self) -> int:
-        """All that a model works on, padding and source included."""
+        """Return the number of positions that a model computes, padding and source included."""
         given = [self.tokens] if self.source is None else [self.tokens, self.source]
         return sum(tensor.shape[0] * tensor.shape[1] for tensor in given)
 
     @property
-    def inputs(self) -> int:
-        """Return how many tokens a model is given to read, source included and padding not; frames, nodes and pictures
-        count like a token each."""
-        read = _real(self.tokens, self.valid)
-        return read if self.source is None else read + _real(self.source, self.source_valid)
+    def input_tokens(self) -> int:
+        """Return the number of input tokens, source included and padding not. Frames, nodes and images count as one
+        token each."""
+        read = _count_real(self.tokens, self.valid)
+        return read if self.source is None else read + _count_real(self.source, self.source_valid)
 
-    def parts(self, most: int, times: int = 1) -> list[Batch]:
-        """The same rows in batches of about `most` positions, none wider than it needs. Their number is a multiple of
-        `times`, where there are rows enough."""
-        many = min(max(round(self.positions / (most * times)), 1) * times, len(self.tokens))
-        if many < 2 or any(one is not None for one in (self.pattern, self.place, self.second)):
+    def split(self, max_positions: int, multiple: int = 1) -> list[Batch]:
+        """Split the rows into batches of about `max_positions` positions, each padded only as far as it needs. Their
+        number is a multiple of `multiple` where there are enough rows."""
+        count = min(max(round(self.positions / (max_positions * multiple)), 1) * multiple, len(self.tokens))
+        if count < 2 or any(one is not None for one in (self.pattern, self.stream_offset, self.next_sentence_labels)):
             return [self]
-        edges = [len(self.tokens) * i // many for i in range(many + 1)]
+        edges = [len(self.tokens) * i // count for i in range(count + 1)]
         return [self._rows(slice(begin, end)) for begin, end in pairwise(edges)]
 
     def _rows(self, rows: slice) -> Batch:
-        def some(tensor: Tensor | None, valid: Tensor | None) -> Tensor | None:
-            wide = None if valid is None else int(valid[rows].sum(1).max())
-            return None if tensor is None else tensor[rows] if wide is None else tensor[rows, :wide]
+        def cut(tensor: Tensor | None, valid: Tensor | None) -> Tensor | None:
+            width = None if valid is None else int(valid[rows].sum(1).max())
+            return None if tensor is None else tensor[rows] if width is None else tensor[rows, :width]
 
-        tokens, targets = some(self.tokens, self.valid), some(self.targets, self.valid)
+        tokens, targets = cut(self.tokens, self.valid), cut(self.targets, self.valid)
         assert tokens is not None
         assert targets is not None
         return self._replace(
             tokens=tokens,
             targets=targets,
-            valid=some(self.valid, self.valid),
-            source=some(self.source, self.source_valid),
-            source_valid=some(self.source_valid, self.source_valid),
+            valid=cut(self.valid, self.valid),
+            source=cut(self.source, self.source_valid),
+            source_valid=cut(self.source_valid, self.source_valid),
             count=int((targets != IGNORE).sum()),
-            segments=some(self.segments, self.valid),
+            segments=cut(self.segments, self.valid),
         )
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 
 
-def _real(given: Tensor, valid: Tensor | None) -> int:
+def _count_real(given: Tensor, valid: Tensor | None) -> int:
     if valid is not None:
         return int(valid.sum())
-    return len(given) * (given.shape[1] if given.ndim < 4 else 1)  # four: pictures
+    return len(given) * (given.shape[1] if given.ndim < 4 else 1)  # four dimensions: images
 
 
-class Sequences(Protocol):
-    """Examples by number: each a tuple of token arrays (source, target) or (text,)."""
+class SequenceDataset(Protocol):
+    """A dataset whose examples are tuples of token arrays: (source, target) or (text,)."""
 
     lengths: np.ndarray  # (examples, columns)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]: ...
 
 
-def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int = 0) -> list[np.ndarray]:
-    """Example numbers, batch by batch: sorted by length, ties in random order, then the batches shuffled. rows:
-    examples of a batch at the most; 0: as many as fit the budget."""
+def plan_batches(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int = 0) -> list[np.ndarray]:
+    """Return the example indices of each batch: sorted by length, ties in random order, then the batches shuffled.
+
+    budget: the most tokens of a batch, padding included.
+    rows:   the most examples of a batch; 0: as many as fit the budget.
+    """
     longest = lengths.max(1)
     order = np.lexsort((rng.random(len(longest), dtype=np.float32), *lengths.T, longest))
     sizes = longest[order].astype(np.int64)
@@ -113,11 +116,18 @@ def plan(lengths: np.ndarray, budget: int, rng: np.random.Generator, rows: int =
     return batches
 
 
-class Bucketed:
-    """Batches of pairs or single sequences, epoch after epoch. rows: of a batch at the most; 0: any number."""
+class BucketedBatches:
+    """Batches of pairs or single sequences of similar length. rows: the most examples of a batch; 0: no limit."""
 
     def __init__(
-        self, data: Sequences, budget: int, seed: int, start: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+        self,
+        data: SequenceDataset,
+        budget: int,
+        seed: int,
+        start: int,
+        pad: int = 0,
+        shuffle: bool = True,
+        rows: int = 0,
     ):
         if len(data.lengths) == 0:
             raise UserError("there is no example to make a batch of")
@@ -125,16 +135,16 @@ class Bucketed:
         self.rows = rows
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        batches = plan(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
+        batches = plan_batches(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
         return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
 
     def make(self, numbers: np.ndarray) -> Batch:
-        return forced([self.data[int(number)] for number in numbers], self.start, self.pad)
+        return teacher_forced([self.data[int(number)] for number in numbers], self.start, self.pad)
 
 
-def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
-    """Pairs or single sequences as a batch for teacher forcing. Target sequences hold their end mark already; `start`
-    is put before them."""
+def teacher_forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
+    """Return pairs or single sequences as a batch for teacher forcing. Targets end in the end token already; `start` is
+    put before them."""
     target, valid = pad_rows([row[-1] for row in rows], pad)
     tokens = torch.cat((torch.full_like(target[:, :1], start), target[:, :-1]), 1)
     targets = torch.where(valid, target, IGNORE)
@@ -145,11 +155,14 @@ def forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:
     return Batch(tokens, targets, None if bool(valid.all()) else valid, source, source_valid, int(valid.sum()))
 
 
-class Labelled:
-    """Batches of texts with a label each: `targets` is (batch,). A record is the text, and the label before an end."""
+class LabeledBatches:
+    """Batches of texts with one label each: `targets` is (batch,). A record is (text, label followed by the end
+    token)."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
+    def __init__(
+        self, data: SequenceDataset, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+    ):
+        self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)
@@ -161,8 +174,8 @@ class Labelled:
         return Batch(tokens, targets, None if bool(valid.all()) else valid, count=len(rows))
 
 
-class Windows:
-    """Batches of `rows` windows of one long text, each epoch cut at a new offset."""
+class WindowBatches:
+    """Batches of `rows` windows of one long text, which every epoch cuts at a new offset."""
 
     def __init__(self, stream: np.ndarray, context: int, rows: int, seed: int, shuffle: bool = True):
         if len(stream) < context + 1:
@@ -184,7 +197,7 @@ class Windows:
 
 
 def pad_rows(rows: Sequence[np.ndarray] | Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """(batch, longest) and which of it is real."""
+    """Return the rows padded to the longest, (batch, time), and which positions are real, (batch, time)."""
     lengths = torch.tensor([len(row) for row in rows])
     width = max(int(lengths.max()), 1)
     block = np.full((len(rows), width), pad, dtype=np.int64)
@@ -193,11 +206,11 @@ def pad_rows(rows: Sequence[np.ndarray] | Sequence[list[int]], pad: int) -> tupl
     return torch.from_numpy(block), torch.arange(width)[None] < lengths[:, None]
 
 
-Batches = Bucketed | Windows | Labelled
+Batches = BucketedBatches | WindowBatches | LabeledBatches
 
 
-class Feed:
-    """Batches for ever, from any place: `epoch` and `index` say what comes next."""
+class ResumableBatches:
+    """An endless iterator over batches that can begin anywhere: `epoch` and `index` say which batch comes next."""
 
     def __init__(self, batches: Batches, epoch: int = 0, index: int = 0):
         self.batches, self.epoch, self.index = batches, epoch, index
@@ -205,7 +218,7 @@ class Feed:
 
     @property
     def size(self) -> int:
-        """Batches of this epoch."""
+        """Return the number of batches in this epoch."""
         self._plan = self.batches.epoch(self.epoch) if self._plan is None else self._plan
         return len(self._plan)
 
@@ -222,7 +235,7 @@ class Feed:
         return batch
 
 
-def once(batches: Batches, change: Callable[[Batch], Batch] = lambda batch: batch) -> Iterator[Batch]:
-    """Every batch of epoch 0, for evaluation."""
+def first_epoch(batches: Batches) -> Iterator[Batch]:
+    """Yield every batch of epoch 0, for evaluation."""
     for numbers in batches.epoch(0):
-        yield change(batches.make(numbers))
+        yield batches.make(numbers)

@@ -1,9 +1,9 @@
-"""Sentences whose words have a tag each, and where their words begin among the tokens.
+"""Read sentences whose words have one tag each, and find the first token of every word.
 
-    CoNLL         a word and its tag a line, columns between tabs or spaces, an empty line after each sentence
+    CoNLL         one word and its tag per line, columns between tabs or spaces, an empty line after each sentence
     JSON lines    {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, or Parquet with such lists
 
-A record is (words, tags), both with a space between. Of the tokens of a word the first one is asked for its tag, as in
+A record is (words, tags), both joined by spaces. The tag of a word is predicted at the first of its tokens, as in
 Devlin et al. 2019, arXiv:1810.04805.
 """
 
@@ -21,33 +21,36 @@ import torch
 from regard.core import UserError
 from regard.errors import short
 
-from .batches import IGNORE, Batch, Bucketed, Sequences, pad_rows
-from .columns import Bad, Row, shown
-from .forms import Numbered, check_contents, form_of, lines, plain, stamp
+from .batches import IGNORE, Batch, BucketedBatches, SequenceDataset, pad_rows
+from .columns import BadRow, Row, escaped
+from .forms import NumberedRow, check_contents, file_stamp, format_of, read_lines, without_gz
 from .tokenizer import Tokenizer
 
 DOCUMENT = "-DOCSTART-"
-PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U: no words of their own
-BETWEEN = "/"  # stands between a word and its tag in an answer
+PARTS_OF_WORDS = re.compile(r"\d+[-.]\d+")  # "3-4" and "8.1" in CoNLL-U are not words of their own
+TAG_SEPARATOR = "/"  # between a word and its tag in an answer
 
 
 class Rows(Protocol):
     name: str
     unit: str
 
-    def rows(self) -> Iterator[Numbered]: ...
+    def rows(self) -> Iterator[NumberedRow]: ...
 
     def key(self) -> list[Any]: ...
 
 
 class Conll:
-    """columns: numbers of the word's and the tag's, counted from 0; none: the first and the last, of CoNLL-U the word
-    and its part of speech."""
+    """A CoNLL file.
+
+    columns: the numbers of the columns of words and of tags, counted from 0; none: the first and the last, or in
+             CoNLL-U the word and its part of speech.
+    """
 
     unit, documents = "line", True
 
-    def __init__(self, path: Path, columns: Sequence[str], longest: int):
-        self.path, self.longest, self.name = path, longest, short(path)
+    def __init__(self, path: Path, columns: Sequence[str], max_chars: int):
+        self.path, self.max_chars, self.name = path, max_chars, short(path)
         check_contents(path, "text")
         if columns and (len(columns) != 2 or not all(re.fullmatch(r"\d{1,3}", column) for column in columns)):
             raise UserError(f"{self.name}: of a word and its tag the columns are two numbers, such as 0,3, and not "
@@ -55,58 +58,58 @@ class Conll:
         universal = path.name.removesuffix(".gz").endswith(".conllu")
         self.columns = tuple(map(int, columns)) if columns else (1, 3) if universal else (0, -1)
 
-    def rows(self) -> Iterator[Numbered]:
+    def rows(self) -> Iterator[NumberedRow]:
         begin, words, bad = 0, [], None
-        for number, line in enumerate(lines(self.path, self.longest), 1):
+        for number, line in enumerate(read_lines(self.path, self.max_chars), 1):
             if isinstance(line, str) and (not line.strip() or line.startswith(DOCUMENT)):
                 if words or bad:
                     yield begin, bad or _record(words)
                 words, bad = [], None
                 continue
             if not words and isinstance(line, str) and line.startswith("#") and "\t" not in line:
-                continue  # a remark before a sentence
-            found = line if isinstance(line, Bad) else self._fields(line)
+                continue  # a comment before a sentence
+            found = line if isinstance(line, BadRow) else self._fields(line)
             begin = begin if words or bad else number
-            if isinstance(found, Bad):
+            if isinstance(found, BadRow):
                 begin, bad = (begin, bad) if bad else (number, found)
             elif found is not None:
                 words.append(found)
         if words or bad:
             yield begin, bad or _record(words)
 
-    def _fields(self, line: str) -> tuple[str, str] | Bad | None:
+    def _fields(self, line: str) -> tuple[str, str] | BadRow | None:
         fields = line.split("\t") if "\t" in line else line.split()
         if PARTS_OF_WORDS.fullmatch(fields[0]) and len(fields) == 10:
             return None
         if len(fields) <= max(1, *self.columns):
-            return Bad("too few columns", f"a word and its tag are wanted, and here is '{shown(line)}'")
+            return BadRow("too few columns", f"a word and its tag are wanted, and here is '{escaped(line)}'")
         return tuple(fields[column].strip().replace(" ", "_") for column in self.columns)  # type: ignore[return-value]
 
     def key(self) -> list[Any]:
-        return [stamp(self.path), *self.columns]
+        return [file_stamp(self.path), *self.columns]
 
 
 def is_conll(path: Path) -> bool:
-    """Return whether a file has one word a line, with its tag in another column, and empty lines between sentences."""
-    if plain(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
+    """Return whether a file has one word per line, its tag in another column, and empty lines between sentences."""
+    if without_gz(path).suffix.lower() in (".conll", ".conllu", ".conllx", ".iob", ".bio"):
         return True
-    if form_of(path) not in ("text", "tsv"):
+    if format_of(path) not in ("text", "tsv"):
         return False
-    head = [line for line in islice(lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
+    head = [line for line in islice(read_lines(path, 1 << 20), 1, 400) if isinstance(line, str)]
     widths = {line.count("\t") for line in head if line.strip() and not line.startswith("#")}
     return len(widths) == 1 and widths.pop() > 0 and any(not line.strip() for line in head[:-1])
 
 
-def sentences_a_line(path: Path) -> bool:
-    """Of a table whether its rows are whole sentences with all their tags, and not words: then no line is empty, and
-    spaces stand inside its columns."""
-    head = [line for line, _ in zip(lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
+def has_sentence_per_line(path: Path) -> bool:
+    """Return whether the rows of a table are sentences with all their tags, not single words: then no line is empty,
+    and there are spaces inside its columns."""
+    head = [line for line, _ in zip(read_lines(path, 1 << 20), range(200), strict=False) if isinstance(line, str)]
     spaced = (sum(" " in field.strip() for field in line.split("\t")) > 1 for line in head)
     return all(line.strip() for line in head) and any(spaced)
 
 
 class Checked:
-    """A table with a list of words and a list of tags, as long as each other."""
+    """A table with a list of words and a list of tags per row; rows where their lengths differ are bad."""
 
     documents = True
 
@@ -114,16 +117,16 @@ class Checked:
         self.inner, self.name, self.unit = inner, inner.name, inner.unit
         self.pick = getattr(inner, "pick", None)  # what takes the columns out of it
 
-    def rows(self) -> Iterator[Numbered]:
+    def rows(self) -> Iterator[NumberedRow]:
         for number, row in self.inner.rows():
-            if isinstance(row, Bad):
+            if isinstance(row, BadRow):
                 yield number, row
                 continue
             words, tags = (side.split(" ") for side in row)
             if len(words) == len(tags):
                 yield number, _record(list(zip(words, tags, strict=True)))
             else:
-                yield number, Bad("unequal", f"{len(words)} words and {len(tags)} tags, and each word has one")
+                yield number, BadRow("unequal", f"{len(words)} words and {len(tags)} tags, and each word has one")
 
     def key(self) -> list[Any]:
         return self.inner.key()
@@ -132,23 +135,26 @@ class Checked:
 def _record(words: list[tuple[str, str]]) -> Row:
     for word, tag in words:
         if not word or not tag:
-            return Bad("empty", f"the word '{shown(word)}' has the tag '{shown(tag)}': neither may be empty")
-        if BETWEEN in tag:
-            return Bad("slash", f"the tag '{shown(tag)}' holds a '{BETWEEN}', which stands between a word and its tag")
+            return BadRow("empty", f"the word '{escaped(word)}' has the tag '{escaped(tag)}': neither may be empty")
+        if TAG_SEPARATOR in tag:
+            return BadRow(
+                "slash", f"the tag '{escaped(tag)}' holds a '{TAG_SEPARATOR}', which stands between a word and its tag"
+            )
     return " ".join(word for word, _ in words), " ".join(tag for _, tag in words)
 
 
-def tags_of(text: str) -> list[str]:
-    """Of tags alone, or of words with theirs: "EU/B-ORG rejects/O"."""
-    return [word.rpartition(BETWEEN)[2] for word in text.split(" ")] if text else []
+def parse_tags(text: str) -> list[str]:
+    """Return the tags of a text of tags alone, or of words with tags: "EU/B-ORG rejects/O"."""
+    return [word.rpartition(TAG_SEPARATOR)[2] for word in text.split(" ")] if text else []
 
 
-def firsts_of(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Of each sentence the tokens, with marks, and for each of its words which token is its first; -1: none is."""
-    whole = [text.encode("utf-8", "replace").decode() for text in sentences]
+def first_tokens_of_words(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Return for each sentence its token ids, special tokens included, and the index of the first token of each word;
+    -1: the word has no token."""
+    valid_texts = [text.encode("utf-8", "replace").decode() for text in sentences]
     found = []
-    for text, one in zip(whole, tokenizer.inner.encode_batch(whole, add_special_tokens=True), strict=True):
-        ids = one.ids if tokenizer.sets_marks else [*one.ids, tokenizer.end]
+    for text, one in zip(valid_texts, tokenizer.inner.encode_batch(valid_texts, add_special_tokens=True), strict=True):
+        ids = one.ids if tokenizer.adds_special_tokens else [*one.ids, tokenizer.end]
         firsts = [-1] * (text.count(" ") + 1 if text else 0)
         for at, ((begin, end), mark) in enumerate(zip(one.offsets, one.special_tokens_mask, strict=True)):
             piece = text[begin:end]
@@ -161,9 +167,9 @@ def firsts_of(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[tuple[list
 
 
 class TagCoder:
-    """Records -> tokens, and for each the number of its tag, or IGNORE.
+    """Encodes records as token ids, and for each token the id of its tag, or IGNORE.
 
-    unknown: the number of a tag that was not learned; None: it is refused.
+    unknown: the id of a tag that was not learned; None: such a tag is refused.
     """
 
     names = ("source", "target")
@@ -173,9 +179,9 @@ class TagCoder:
 
     def __call__(self, rows: Sequence[Row]) -> list[list[list[int]]]:
         tokens, asked = [], []
-        for (ids, firsts), row in zip(firsts_of(self.source, [row[0] for row in rows]), rows, strict=True):
+        for (ids, firsts), row in zip(first_tokens_of_words(self.source, [row[0] for row in rows]), rows, strict=True):
             targets = [IGNORE] * len(ids)
-            for first, tag in zip(firsts, self.target.numbers(row[1].split(" "), self.unknown), strict=True):
+            for first, tag in zip(firsts, self.target.label_ids(row[1].split(" "), self.unknown), strict=True):
                 if first >= 0:
                     targets[first] = tag
             tokens.append(ids)
@@ -186,11 +192,13 @@ class TagCoder:
         return ["tags"]
 
 
-class Tagged:
-    """Batches of sentences: `targets` is (batch, time), IGNORE where no word begins."""
+class TagBatches:
+    """Batches of tagged sentences: `targets` is (batch, time), IGNORE where no word begins."""
 
-    def __init__(self, data: Sequences, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0):
-        self.inner = Bucketed(data, budget, seed, 0, pad, shuffle, rows)
+    def __init__(
+        self, data: SequenceDataset, budget: int, seed: int, pad: int = 0, shuffle: bool = True, rows: int = 0
+    ):
+        self.inner = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows)
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

@@ -1,4 +1,4 @@
-"""From what a user types (a file, two files, a folder, a name on the Hugging Face hub) to the files that are meant."""
+"""Find the files that a user means by a file, two parallel files or a folder."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 from regard.core import UserError
 from regard.errors import short
 
-from .columns import shown
-from .forms import SUFFIXES, check_contents, form_of, lines, plain
+from .columns import escaped
+from .forms import SUFFIXES, check_contents, format_of, read_lines, without_gz
 
-WORDS = {"train": ("train", "training"), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+SPLIT_NAMES = {"train": ("train", "training"), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
 SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"))
-HEAD = 200  # lines that show whether a text is a table
+HEAD = 200  # lines that are read to tell whether a text is a table
 SHARD = re.compile(r"-\d+-of-\d+$")
 
-Place = tuple[Path, ...]  # a file, or two parallel ones
+DataFiles = tuple[Path, ...]  # a file, or two parallel ones
 
 
 @dataclass
-class Found:
-    """The files of every part, and sentences about choices that a user may want to know."""
+class FoundFiles:
+    """The files of every split, and notes for the user about what was chosen."""
 
-    parts: dict[str, list[Place]] = field(default_factory=dict)
+    parts: dict[str, list[DataFiles]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -38,58 +38,60 @@ def exists(path: Path) -> bool:
         return False
 
 
-def named(text: str) -> Place:
-    """The file that is called so, or two with a comma between."""
+def parse_files(text: str) -> DataFiles:
+    """Return the file of this name, or the two files whose names are separated by a comma."""
     whole = Path(text)
     if exists(whole) or "," not in text:
-        return (existing(whole),)
+        return (existing_file(whole),)
     names = [Path(name.strip()) for name in text.split(",")]
     if len(names) != 2:
-        raise UserError(f"'{shown(text)}' names {len(names)} files: one, or two parallel ones, are wanted")
-    return tuple(existing(name) for name in names)
+        raise UserError(f"'{escaped(text)}' names {len(names)} files: one, or two parallel ones, are wanted")
+    return tuple(existing_file(name) for name in names)
 
 
-def existing(path: Path) -> Path:
-    """The path, when a regular file is there."""
+def existing_file(path: Path) -> Path:
+    """Return the path if a regular file is there; otherwise refuse it."""
     if exists(path):
         if path.is_file():
             return path
         what = "a folder, and a file is wanted" if path.is_dir() else "no regular file, and data is read more than once"
         raise UserError(f"{short(path)} is {what}")
-    raise UserError(f"there is no file '{shown(path, 400)}'{beside(path)}")
+    raise UserError(f"there is no file '{escaped(path, 400)}'{similar_name_hint(path)}")
 
 
-def beside(path: Path) -> str:
-    """The tail of a sentence about a missing file: what there is that has almost this name."""
+def similar_name_hint(path: Path) -> str:
+    """Return the end of the message about a missing file: the existing file with the most similar name."""
     folder = path.parent
     try:
         names = [entry.name for entry in folder.iterdir()]
     except (OSError, ValueError):
-        return f", nor a folder '{shown(folder, 400)}'"
+        return f", nor a folder '{escaped(folder, 400)}'"
     close = get_close_matches(path.name, names, n=1, cutoff=0.5)
     return f"; did you mean '{folder / close[0]}'?" if close else ""
 
 
 def looks_like_table(path: Path) -> bool:
-    """Return whether a .txt file holds columns between tabs: most of its first lines have equally many."""
-    return share_of_rows(path) > 0.5
+    """Return whether a .txt file holds tab-separated columns: most of its first lines have the same number of tabs."""
+    return share_of_table_lines(path) > 0.5
 
 
-def share_of_rows(path: Path) -> float:
-    """Return how many of the first lines of a text, but for empty ones, have tabs, as many as most others: a share."""
+def share_of_table_lines(path: Path) -> float:
+    """Return the share of the first lines, empty ones aside, that have the most frequent number of tabs (above 0)."""
     check_contents(path, "text")
-    head = [line.count("\t") for line in islice(lines(path, 1 << 20), HEAD) if isinstance(line, str) and line.strip()]
+    head = [
+        line.count("\t") for line in islice(read_lines(path, 1 << 20), HEAD) if isinstance(line, str) and line.strip()
+    ]
     return max((head.count(tabs) for tabs in set(head) if tabs), default=0) / max(len(head), 1)
 
 
-def search(folder: Path, kind: str, source: str | None, target: str | None) -> Found:
-    """The train, dev and test files of a folder."""
+def find_splits(folder: Path, kind: str, source: str | None, target: str | None) -> FoundFiles:
+    """Return the train, dev and test files of a folder."""
     try:
         entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
     except OSError as error:
         raise UserError(f"{short(folder)} cannot be read: {error.strerror}") from None
-    found = Found()
-    for part in WORDS:
+    found = FoundFiles()
+    for part in SPLIT_NAMES:
         mine = _best(part, entries)
         if not mine:
             continue
@@ -105,20 +107,20 @@ def search(folder: Path, kind: str, source: str | None, target: str | None) -> F
     return found
 
 
-def main_place(path: Path, source: str | None = None, target: str | None = None) -> Place:
-    """Return the file, or the parallel files, that the training data of a file or folder begins with."""
-    return search(path, "pairs", source, target).parts["train"][0] if path.is_dir() else (path,)
+def first_training_file(path: Path, source: str | None = None, target: str | None = None) -> DataFiles:
+    """Return the first training file of a file or folder, or the first two parallel ones."""
+    return find_splits(path, "pairs", source, target).parts["train"][0] if path.is_dir() else (path,)
 
 
 def stem(path: Path) -> str:
-    """The name without its form: train.en.gz -> train.en, train.txt -> train."""
-    name = plain(path)
+    """Return the name without the suffixes of its format: train.en.gz -> train.en, train.txt -> train."""
+    name = without_gz(path)
     return name.stem if name.suffix.lower() in SUFFIXES else name.name
 
 
 def _best(part: str, entries: list[Path]) -> list[Path]:
-    """The files that carry the part's name alone; else those that begin with it; else those that end with it."""
-    words = "|".join(WORDS[part])
+    """Return the files whose name is that of the split; else those that begin with it; else those that end with it."""
+    words = "|".join(SPLIT_NAMES[part])
     shapes = (rf"({words})(\.[a-z0-9_-]+)?", rf"({words})[._-].*", rf".*[._-]({words})(\.[a-z0-9_-]+)?")
     groups: dict[str, list[Path]] = {shape: [] for shape in shapes}
     for entry in entries:
@@ -131,9 +133,9 @@ def _best(part: str, entries: list[Path]) -> list[Path]:
 
 def _places(
     entries: list[Path], folder: Path, kind: str, source: str | None, target: str | None, notes: list[str]
-) -> list[Place]:
-    tables = [entry for entry in entries if form_of(entry) != "text"]
-    texts = [entry for entry in entries if form_of(entry) == "text"]
+) -> list[DataFiles]:
+    tables = [entry for entry in entries if format_of(entry) != "text"]
+    texts = [entry for entry in entries if format_of(entry) == "text"]
     if tables and not (source and target):
         return _one(tables, notes)
     if kind == "text" or (len(texts) == 1 and not source):
@@ -155,8 +157,8 @@ def _places(
     return [_pair(whole[first], first, folder, source, target, notes)]
 
 
-def _one(files: list[Path], notes: list[str]) -> list[Place]:
-    """One file, or all shards of it."""
+def _one(files: list[Path], notes: list[str]) -> list[DataFiles]:
+    """Return one file, or all its shards."""
     shards: dict[str, list[Path]] = {}
     for path in files:
         shards.setdefault(SHARD.sub("", stem(path)), []).append(path)
@@ -170,7 +172,7 @@ def _one(files: list[Path], notes: list[str]) -> list[Place]:
 
 def _pair(
     files: dict[str, Path], name: str, folder: Path, source: str | None, target: str | None, notes: list[str]
-) -> Place:
+) -> DataFiles:
     if source and target:
         for side in (source, target):
             if side not in files:

@@ -1,9 +1,9 @@
-"""A graph from a file: features, edges and a class for every node, and which nodes are for training, dev and test.
+"""Read a graph: the features, edges and classes of its nodes, and which nodes are for training, dev and test.
 
 cora.npz   edges (edges, 2)   labels (nodes,)   train_idx val_idx test_idx
-           features (nodes, channels), or in pieces: feat_row feat_col feat_val feat_shape
+           features (nodes, channels), or sparse: feat_row feat_col feat_val feat_shape
 
-A node whose label is -1 has no known class: its neighbours see it, and it is never asked for.
+A node whose label is -1 has no known class: its neighbors attend to it, and it is never a target.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from regard.errors import in_one_line, short
 from .arrays import read_arrays
 from .batches import IGNORE, Batch
 
-PARTS = {"train": "train_idx", "dev": "val_idx", "test": "test_idx"}
+SPLITS = {"train": "train_idx", "dev": "val_idx", "test": "test_idx"}
 PIECES = ("feat_row", "feat_col", "feat_val", "feat_shape")
 
 
 @dataclass(frozen=True)
 class Graph:
-    """features: (nodes, channels), sparse where the file is.
+    """A graph with the classes of its nodes.
+
+    features: (nodes, channels), sparse where the file is.
     labels:   (nodes,) the class of each, counted from 0; -1: unknown.
     pattern:  the edges, each in both directions.
-    parts:    train, dev and test: numbers of nodes that have a class.
-    left_out: nodes of these parts that have none.
+    parts:    the indices of the train, dev and test nodes that have a class.
+    left_out: the number of nodes of these parts that have none.
     """
 
     name: str
@@ -45,10 +47,10 @@ class Graph:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may want to know."""
+        """Return sentences about the graph for the user."""
         counts = ", ".join(f"{len(numbers):,} for {part}" for part, numbers in self.parts.items())
         edges = self.pattern.edges(len(self.labels)).shape[1]
-        notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} looks, {self.classes} classes; {counts}"]
+        notes = [f"{self.name}: {len(self.labels):,} nodes, {edges:,} directed edges, {self.classes} classes; {counts}"]
         if self.left_out:
             which = "one node has" if self.left_out == 1 else f"{self.left_out:,} nodes have"
             notes.append(f"{self.name}: {which} no class (-1) and cannot be asked for")
@@ -76,14 +78,14 @@ class Graph:
 
 
 def open_graph(path: str | Path) -> Graph:
-    """From an .npz file, or from a folder that holds one."""
+    """Return the graph of an .npz file, or of a folder that holds one."""
     files = _files(Path(path))
     if len(files) != 1:
         count = f"{len(files)} of them: give the file itself" if files else "none"
         raise UserError(f"a graph is an .npz file, and {short(path)} holds {count}")
-    held = read_arrays(files[0])
+    arrays = read_arrays(files[0])
     try:
-        return _checked(short(files[0]), held)
+        return _build_graph(short(files[0]), arrays)
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
@@ -96,16 +98,18 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.suffix == ".npz" and path.is_file() else []
 
 
-def _checked(name: str, held: Mapping[str, np.ndarray]) -> Graph:
-    features = _features(name, held)
+def _build_graph(name: str, arrays: Mapping[str, np.ndarray]) -> Graph:
+    features = _features(name, arrays)
     nodes = len(features)
-    labels = _numbers(name, held, "labels", 1, least=-1)
+    labels = _numbers(name, arrays, "labels", 1, least=-1)
     if len(labels) != nodes:
         raise UserError(f"{name}: {nodes} nodes have features and {len(labels)} have labels")
-    edges = _numbers(name, held, "edges", 2, nodes)
+    edges = _numbers(name, arrays, "edges", 2, nodes)
     if edges.shape[1] != 2:
         raise UserError(f"{name}: edges is {edges.shape}, and should be (edges, 2): the two ends of each")
-    parts = {part: _numbers(name, held, key, 1, nodes) for part, key in PARTS.items() if part == "train" or key in held}
+    parts = {
+        part: _numbers(name, arrays, key, 1, nodes) for part, key in SPLITS.items() if part == "train" or key in arrays
+    }
     labelled = {part: numbers[labels[numbers] >= 0] for part, numbers in parts.items()}
     for part, numbers in labelled.items():
         if not len(numbers):
@@ -116,33 +120,33 @@ def _checked(name: str, held: Mapping[str, np.ndarray]) -> Graph:
     return Graph(name, features, torch.from_numpy(labels.astype(np.int64)), pattern, labelled, left_out)
 
 
-def _features(name: str, held: Mapping[str, np.ndarray]) -> Tensor:
-    """(nodes, channels) in float32."""
-    if "features" in held:
-        whole = np.asarray(held["features"], dtype=np.float32)
-        if whole.ndim != 2:
-            raise UserError(f"{name}: features is {whole.shape}, and should be (nodes, channels)")
-        return torch.from_numpy(whole)
-    row, col, value, shape = (_array(name, held, key) for key in PIECES)
+def _features(name: str, arrays: Mapping[str, np.ndarray]) -> Tensor:
+    """Return the features, (nodes, channels) in float32."""
+    if "features" in arrays:
+        dense = np.asarray(arrays["features"], dtype=np.float32)
+        if dense.ndim != 2:
+            raise UserError(f"{name}: features is {dense.shape}, and should be (nodes, channels)")
+        return torch.from_numpy(dense)
+    row, col, value, shape = (_array(name, arrays, key) for key in PIECES)
     if shape.shape != (2,) or not row.shape == col.shape == value.shape == (len(row),):
         raise UserError(f"{name}: feat_row, feat_col, feat_val should be of one length, and feat_shape two numbers")
     nodes, channels = (int(n) for n in shape)
-    row, col = (_numbers(name, held, key, 1, most) for key, most in (("feat_row", nodes), ("feat_col", channels)))
+    row, col = (_numbers(name, arrays, key, 1, most) for key, most in (("feat_row", nodes), ("feat_col", channels)))
     places, values = torch.from_numpy(np.stack((row, col)).astype(np.int64)), torch.from_numpy(value.astype(np.float32))
     return torch.sparse_coo_tensor(places, values, (nodes, channels), check_invariants=True).coalesce()
 
 
-def _array(name: str, held: Mapping[str, np.ndarray], key: str) -> np.ndarray:
-    if key not in held:
-        raise UserError(f"{name} holds no '{key}', but {', '.join(sorted(held)) or 'nothing'}")
-    return held[key]
+def _array(name: str, arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    if key not in arrays:
+        raise UserError(f"{name} holds no '{key}', but {', '.join(sorted(arrays)) or 'nothing'}")
+    return arrays[key]
 
 
 def _numbers(
-    name: str, held: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None, least: int = 0
+    name: str, arrays: Mapping[str, np.ndarray], key: str, dims: int, below: int | None = None, least: int = 0
 ) -> np.ndarray:
-    """Whole numbers from `least` on."""
-    found = _array(name, held, key)
+    """Return an array of integers, checked to be at least `least` and less than `below`."""
+    found = _array(name, arrays, key)
     if found.ndim != dims or not np.issubdtype(found.dtype, np.integer) or not found.size:
         raise UserError(f"{name}: {key} should be whole numbers in {dims} dimension{'s' * (dims > 1)}, at least one")
     if found.min() < least or (below is not None and found.max() >= below):
@@ -152,15 +156,15 @@ def _numbers(
 
 
 class Nodes:
-    """A whole graph as a batch, asked for the class of some of its nodes: those of one part, all at once."""
+    """The whole graph as one batch, whose targets are the classes of the nodes of one part."""
 
-    documents = False  # it is no text
+    documents = False  # it is not text
 
     def __init__(self, graph: Graph, part: str):
         self.graph, self.numbers = graph, graph.parts[part]
         self.name = f"{graph.name}, {part}"
-        whole = graph.features[None]
-        self.features = whole.coalesce() if whole.is_sparse else whole
+        dense = graph.features[None]
+        self.features = dense.coalesce() if dense.is_sparse else dense
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return [self.numbers]
@@ -175,10 +179,10 @@ class Nodes:
         return self.make(self.numbers)
 
     def digest(self) -> str:
-        """Of everything that is seen and asked."""
-        features, known = self.features, hashlib.sha256()
+        """Return a hash of the inputs and the targets."""
+        features, digest = self.features, hashlib.sha256()
         seen = (features.indices(), features.values()) if features.is_sparse else (features,)
         edges = self.graph.pattern.edges(len(self.graph.labels))
         for tensor in (*seen, edges, self.graph.labels, torch.from_numpy(self.numbers)):
-            known.update(tensor.contiguous().numpy().tobytes())
-        return known.hexdigest()
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""Batches for a masked language model: stretches of a text in which some tokens are hidden, new ones in every epoch.
+"""Batches for a masked language model: windows of a text in which some tokens are masked, others in every epoch.
 
-The seed, the epoch and the place in the text decide what is hidden, so that a run can go on in the middle.
+The seed, the epoch and the position in the text decide what is masked, so that a run can resume anywhere.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ import torch
 
 from regard.core import UserError
 
-from .batches import IGNORE, Batch, pad_rows, plan
-from .masks import Pieces, Template, mask_of
+from .batches import IGNORE, Batch, pad_rows, plan_batches
+from .masks import Pieces, Template, mask_token
 from .tokenizer import Tokenizer
 
-HIDDEN, REPLACED = 0.8, 0.1  # of the tokens that are asked for; the rest are read as they are
-NEXT, ELSEWHERE = 0, 1  # where the second text of a pair is from
+HIDDEN, REPLACED = 0.8, 0.1  # shares of the target tokens; the rest are left as they are
+NEXT, ELSEWHERE = 0, 1  # labels of a pair: the second text follows the first, or is from elsewhere
 TRIES = 20
 
 
-class Hide:
-    """Some tokens of a sequence are asked for: most are hidden by the mask, some replaced, some left.
+class TokenMasker:
+    """Chooses some tokens of a sequence as targets: most are masked, some replaced by random tokens, some left.
 
-    share:      of the tokens.
-    whole_word: the pieces of a word are asked for together.
+    share:      the share of the tokens that become targets.
+    whole_word: the pieces of a word are chosen together.
     """
 
     def __init__(self, tokenizer: Tokenizer, share: float, whole_word: bool):
-        name = mask_of(tokenizer)
+        name = mask_token(tokenizer)
         if name is None:
-            raise UserError("this tokenizer has no mask, so that nothing can be hidden")
+            raise UserError("this tokenizer has no mask token, so nothing can be masked")
         self.share, self.whole_word, self.mask = share, whole_word, tokenizer.inner.token_to_id(name)
         self.pieces = Pieces(tokenizer)
-        self.known = np.flatnonzero(self.pieces.ordinary)
+        self.ordinary_ids = np.flatnonzero(self.pieces.ordinary)
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What is read, and what is asked for: (time,) each, IGNORE where nothing is."""
+        """Return the inputs and the targets, (time,) each, with IGNORE where a token is not a target."""
         read, targets = ids.copy(), np.full(len(ids), IGNORE, np.int64)
-        open_to = np.flatnonzero(self.pieces.ordinary[ids])
-        if len(open_to):
-            at = self._chosen(ids, open_to, max(round(self.share * len(open_to)), 1), rng)
+        maskable = np.flatnonzero(self.pieces.ordinary[ids])
+        if len(maskable):
+            at = self._choose(ids, maskable, max(round(self.share * len(maskable)), 1), rng)
             targets[at] = ids[at]
             chance = rng.random(len(at))
             read[at[chance < HIDDEN]] = self.mask
             other = at[(chance >= HIDDEN) & (chance < HIDDEN + REPLACED)]
-            read[other] = rng.choice(self.known, len(other))
+            read[other] = rng.choice(self.ordinary_ids, len(other))
         return read, targets
 
-    def _chosen(self, ids: np.ndarray, open_to: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        """So many places; of whole words no more, except for a first one that is longer."""
+    def _choose(self, ids: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return `count` of the maskable positions. Of whole words at most `count`, unless the first is longer."""
         if not self.whole_word:
-            return rng.permutation(open_to)[:count]
-        words = self.pieces.words(ids)[open_to]
+            return rng.permutation(maskable)[:count]
+        words = self.pieces.words(ids)[maskable]
         _, word, sizes = np.unique(words, return_inverse=True, return_counts=True)
         order = rng.permutation(len(sizes))
         taken, left = np.zeros(len(sizes), bool), count
@@ -63,25 +63,25 @@ class Hide:
                     break
         if left == count:
             taken[order[0]] = True
-        return open_to[taken[word]]
+        return maskable[taken[word]]
 
 
-class Masking:
-    """Batches of stretches of one long text, each epoch cut at new places.
+class MaskedBatches:
+    """Batches of windows of one long text, which every epoch cuts at new positions.
 
-    stream:        (time,) the text in tokens.
-    hide:          what of it is asked for.
-    context:       positions of a row, the marks among them.
+    stream:        (time,) the token ids of the text.
+    masker:        chooses the targets.
+    context:       positions of a row, special tokens included.
     budget:        positions of a batch.
-    next_sentence: a row is two texts: half of the second ones come right after the first, half from elsewhere.
-    documents:     of such pairs, each comes from one document.
+    next_sentence: a row is two texts: half of the second ones follow the first, half are from elsewhere.
+    documents:     the two texts of a pair that follow each other are from one document.
     """
 
     def __init__(
         self,
         stream: np.ndarray,
         tokenizer: Tokenizer,
-        hide: Hide,
+        masker: TokenMasker,
         context: int,
         budget: int,
         seed: int,
@@ -89,47 +89,50 @@ class Masking:
         documents: bool = False,
         shuffle: bool = True,
     ):
-        self.stream, self.tokenizer, self.hide, self.seed, self.shuffle = stream, tokenizer, hide, seed, shuffle
+        self.stream, self.tokenizer, self.masker, self.seed, self.shuffle = stream, tokenizer, masker, seed, shuffle
         self.next_sentence, self.budget = next_sentence, budget
         self.template = Template.read(tokenizer, 2 if next_sentence else 1)
-        self.room, self.least = context - self.template.size, 2 if next_sentence else 1
-        if self.room < self.least:
+        self.max_text_tokens, self.min_text_tokens = context - self.template.size, 2 if next_sentence else 1
+        if self.max_text_tokens < self.min_text_tokens:
             raise UserError(
-                f"train.context_length of {context} has no room for a text beside {self.template.size} marks"
+                f"train.context_length of {context} leaves no position for text besides {self.template.size} "
+                "special tokens"
             )
         ends = np.flatnonzero(np.asarray(stream) == tokenizer.end) if next_sentence and documents else np.array([], int)
         if not len(ends) or ends[-1] < len(stream) - 1:
             ends = np.append(ends, len(stream))
         begins = np.concatenate(([0], ends[:-1] + 1))
-        long = ends - begins >= self.least
+        long = ends - begins >= self.min_text_tokens
         self.begins, self.ends = begins[long], ends[long]  # of every document
         if not len(self.begins):
-            raise UserError(f"no text is long enough: a row takes {self.least} tokens at the least, besides its marks")
+            raise UserError(
+                f"no text is long enough: a row takes {self.min_text_tokens} tokens at the least, besides its marks"
+            )
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """Of each batch the rows: the epoch, where it begins and where it ends."""
+        """Return the rows of each batch, (rows, 3): the epoch, and where in the stream the row begins and ends."""
         rng = np.random.default_rng((self.seed, number))
         begins, ends = self._cuts(rng)
         lengths = (ends - begins + self.template.size)[:, None]
-        batches = plan(lengths, self.budget, rng)
+        batches = plan_batches(lengths, self.budget, rng)
         if not self.shuffle:
             batches = sorted(batches, key=lambda batch: int(batch[0]))
         rows = np.stack((np.full_like(begins, number), begins, ends), 1)
         return [rows[batch] for batch in batches]
 
     def _cuts(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Stretches that fill a row, but for the first and the last one of a document."""
+        """Return where rows begin and end. All but the first and the last row of a document are full."""
         sizes = self.ends - self.begins
-        shift = rng.integers(self.room, size=len(sizes)) if self.shuffle else np.zeros_like(sizes)
-        shift = np.where(sizes > self.room, shift, 0)
-        counts = (shift > 0) + -(-(sizes - shift) // self.room)
+        shift = rng.integers(self.max_text_tokens, size=len(sizes)) if self.shuffle else np.zeros_like(sizes)
+        shift = np.where(sizes > self.max_text_tokens, shift, 0)
+        counts = (shift > 0) + -(-(sizes - shift) // self.max_text_tokens)
         of = np.repeat(np.arange(len(sizes)), counts)
         rank = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
         first = (shift[of] > 0) & (rank == 0)
-        begins = self.begins[of] + shift[of] + (rank - (shift[of] > 0)) * self.room
-        ends = np.minimum(begins + self.room, self.ends[of])
+        begins = self.begins[of] + shift[of] + (rank - (shift[of] > 0)) * self.max_text_tokens
+        ends = np.minimum(begins + self.max_text_tokens, self.ends[of])
         begins = np.where(first, self.begins[of], begins)
-        kept = ends - begins >= self.least
+        kept = ends - begins >= self.min_text_tokens
         return begins[kept], ends[kept]
 
     def make(self, numbers: np.ndarray) -> Batch:
@@ -140,8 +143,8 @@ class Masking:
             if self.next_sentence:
                 texts, label = self._pair(begin, end, rng)
                 second.append(label)
-            ids, of = self.template.frame(texts)
-            tokens, targets = self.hide(ids, rng)
+            ids, of = self.template.apply(texts)
+            tokens, targets = self.masker(ids, rng)
             read.append(tokens)
             asked.append(targets)
             segments.append(of)
@@ -150,15 +153,15 @@ class Masking:
         return Batch(
             tokens, targets, None if bool(valid.all()) else valid, count=max(int((targets != IGNORE).sum()), 1),
             segments=pad_rows(segments, 0)[0] if self.next_sentence else None,
-            second=torch.tensor(second) if self.next_sentence else None,
+            next_sentence_labels=torch.tensor(second) if self.next_sentence else None,
         )  # fmt: skip
 
     def _pair(self, begin: int, end: int, rng: np.random.Generator) -> tuple[list[np.ndarray], int]:
-        """Two texts, cut at the end of a line if there is one near, and where the second one is from."""
+        """Return two texts, cut at the end of a line if one is near, and the label NEXT or ELSEWHERE."""
         cut = int(rng.integers(begin + 1, end))
         quarter = (end - begin) // 4
         lines = (
-            np.flatnonzero(self.hide.pieces.ends_line[self.stream[begin + quarter : end - quarter]]) + begin + quarter
+            np.flatnonzero(self.masker.pieces.ends_line[self.stream[begin + quarter : end - quarter]]) + begin + quarter
         )
         inside = lines[lines + 1 < end]
         if len(inside):
@@ -168,8 +171,8 @@ class Masking:
         return [self.stream[begin:cut], self.stream[second]], label
 
     def _elsewhere(self, begin: int, end: int, size: int, rng: np.random.Generator) -> slice | None:
-        """A stretch of this size at the most, in another document, or far away where there is but one; None: no such
-        place was found."""
+        """Return a range of at most `size` tokens in another document, or far away where there is only one; None: none
+        was found."""
         own = int(np.searchsorted(self.begins, begin, "right")) - 1
         for _ in range(TRIES):
             other = int(rng.integers(len(self.begins)))

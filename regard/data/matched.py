@@ -1,6 +1,6 @@
-"""Two texts and what is between them: a label (one follows from the other) or a number (how alike they are).
+"""Encode and batch pairs of texts with a label (entailment) or a number (similarity).
 
-[CLS] a [SEP] b [SEP] is read as one, each token with the number of the text that it is of, as in Devlin et al. 2019,
+[CLS] a [SEP] b [SEP] is read as one sequence, each token with the segment id of its text, as in Devlin et al. 2019,
 arXiv:1810.04805.
 """
 
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from regard.core import Model, UserError
 
-from .batches import Batch, Bucketed, Sequences, pad_rows
+from .batches import Batch, BucketedBatches, SequenceDataset, pad_rows
 from .tokenizer import Tokenizer
 
-Answers = Callable[[Sequence[np.ndarray]], Tensor]
+DecodeAnswers = Callable[[Sequence[np.ndarray]], Tensor]
 
 
 class MatchCoder:
-    """Records -> tokens, the answer, and of each token the text that it is of.
+    """Encodes records as token ids, the answer, and the segment id of each token.
 
-    labels: their tokenizer; None: answers are numbers, kept as the 32 bits of a float.
-    types:  texts that the model tells apart; None: any number.
+    labels: the tokenizer of the labels; None: answers are numbers, stored as the bits of a float32.
+    types:  the number of segment ids that the model has; None: any.
     """
 
     names = ("source", "target", "segments")
@@ -35,14 +35,17 @@ class MatchCoder:
         self.source, self.labels, self.types = source, labels, types
 
     def __call__(self, rows: Sequence[tuple[str, ...]]) -> list[list[list[int]]]:
-        framed = self.frame([(row[0], row[1]) for row in rows])
+        framed = self.encode_pairs([(row[0], row[1]) for row in rows])
         answers = [row[2] for row in rows]
-        coded = self.labels.numbers(answers) if self.labels else map(bits, answers)
+        coded = self.labels.label_ids(answers) if self.labels else map(float_bits, answers)
         return [[ids for ids, _ in framed], [[one] for one in coded], [segments for _, segments in framed]]
 
-    def frame(self, pairs: Sequence[tuple[str, str]], limit: int | None = None) -> list[tuple[list[int], list[int]]]:
-        """limit: tokens at the most; of the longer text, and then of both, the end is left out for it."""
-        framed = self.source.frame_pairs(pairs)
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], limit: int | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Return the token ids and segment ids of each pair. limit: the most tokens; the longer text is truncated
+        first, then both."""
+        framed = self.source.encode_pairs(pairs)
         if limit is not None:
             for number, (ids, _) in enumerate(framed):
                 if len(ids) > limit:
@@ -54,11 +57,11 @@ class MatchCoder:
     def _shortened(self, pair: tuple[str, str], length: int, limit: int) -> tuple[list[int], list[int]]:
         inner = self.source.inner
         one, two = (inner.encode(text, add_special_tokens=False) for text in pair)
-        left = max(limit - (length - len(one) - len(two)), 0)  # beside the marks
+        left = max(limit - (length - len(one) - len(two)), 0)  # besides the special tokens
         first = max(left - len(two), min(len(one), left // 2))
         one.truncate(first)
         two.truncate(left - len(one))
-        if self.source.sets_marks:
+        if self.source.adds_special_tokens:
             both = inner.post_process(one, two, add_special_tokens=True)
             return both.ids, both.type_ids
         ids = [[*text.ids, self.source.end] for text in (one, two)]
@@ -68,14 +71,14 @@ class MatchCoder:
         return ["matched", self.labels is None, self.types]
 
 
-def types_of(model: Model) -> int | None:
-    """Texts that a model's embed tells apart, where it has a table of them."""
+def num_segment_types(model: Model) -> int | None:
+    """Return the number of segment ids of a model, if its embedding has a table of them."""
     table = getattr(model.embed, "segment_table", None)
     return None if table is None else len(table)
 
 
-def number(text: str) -> float | None:
-    """None where a text is none."""
+def parse_number(text: str) -> float | None:
+    """Return a text as a finite number; None: it is not one."""
     try:
         value = float(text)
     except ValueError:
@@ -83,39 +86,39 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def bits(text: str) -> int:
-    """Of a number as a float of 32."""
-    value = number(text)
+def float_bits(text: str) -> int:
+    """Return the bits of a number as a float32."""
+    value = parse_number(text)
     if value is None:
         raise UserError(f"'{text}' is no number, and numbers were learned")
     return int(np.float32(value).view(np.int32))
 
 
-def labels_in(answers: Sequence[np.ndarray]) -> Tensor:
+def decode_labels(answers: Sequence[np.ndarray]) -> Tensor:
     return torch.tensor([int(answer[0]) for answer in answers])
 
 
-def numbers_in(answers: Sequence[np.ndarray]) -> Tensor:
+def decode_numbers(answers: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.array([answer[0] for answer in answers], np.int32).view(np.float32))
 
 
-class Matched:
-    """Batches of pairs: `targets` is (batch,), labels or numbers.
+class MatchBatches:
+    """Batches of pairs of texts: `targets` is (batch,), labels or numbers.
 
-    answers: reads them, labels_in or numbers_in.
+    answers: decode_labels or decode_numbers.
     """
 
     def __init__(
         self,
-        data: Sequences,
+        data: SequenceDataset,
         budget: int,
         seed: int,
-        answers: Answers,
+        answers: DecodeAnswers,
         pad: int = 0,
         shuffle: bool = True,
         rows: int = 0,
     ):
-        self.inner, self.answers = Bucketed(data, budget, seed, 0, pad, shuffle, rows), answers
+        self.inner, self.answers = BucketedBatches(data, budget, seed, 0, pad, shuffle, rows), answers
 
     def epoch(self, number: int) -> list[np.ndarray]:
         return self.inner.epoch(number)

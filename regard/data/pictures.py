@@ -1,8 +1,8 @@
-"""Pictures to learn from, each with a label or a text: folders, arrays or a table, made ready once and read in batches.
+"""Images with a label or a text each, from folders, arrays or a table: prepared once and read in batches.
 
-shapes/circle/a.png  shapes/square/b.jpg         a folder for each class, under train, dev and test if there are any
-digits.npz           images (pictures, height, width[, channels]), labels (pictures,), perhaps names (classes,)
-seen.tsv             a file, a tab and what it shows, a picture a line
+shapes/circle/a.png  shapes/square/b.jpg         a folder for each class, below train, dev and test where there are any
+digits.npz           images (images, height, width[, channels]), labels (images,), optionally names (classes,)
+seen.tsv             a file, a tab and what it shows, one image per line
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from regard.errors import in_one_line, short
 
 from .arrays import read_arrays
 from .batches import Batch
-from .folder import WORDS, beside
-from .images import Lens, open_image
-from .split import by_hash, place
+from .folder import SPLIT_NAMES, similar_name_hint
+from .images import ImageProcessor, open_image
+from .split import by_hash, hash_bin
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 PARTS = ("train", "dev", "test")
@@ -31,19 +31,19 @@ Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Some pictures and what is said of each.
+class LabeledImages:
+    """Images and the label or text of each.
 
-    files:   where they are, or their pixels, (height, width) or (height, width, channels) each.
-    answers: labels or texts.
-    keys:    by which they fall into train, dev or test.
+    files:   their paths, or their pixels, (height, width) or (height, width, channels) each.
+    answers: their labels or texts.
+    keys:    the strings whose hashes assign them to train, dev or test.
     """
 
     name: str
     files: Sequence[Path] | np.ndarray
     answers: Sequence[str]
     keys: Sequence[str]
-    documents = False  # it is no text
+    documents = False  # it is not text
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -54,36 +54,40 @@ class Shown:
             return open_image(one)
         return Image.fromarray(one[..., 0] if one.ndim == 3 and one.shape[-1] == 1 else one)
 
-    def only(self, numbers: Sequence[int], part: str) -> Shown:
+    def subset(self, numbers: Sequence[int], part: str) -> LabeledImages:
         files = self.files[list(numbers)] if isinstance(self.files, np.ndarray) else [self.files[n] for n in numbers]
-        return Shown(f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers])
+        return LabeledImages(
+            f"{self.name}, {part}", files, [self.answers[n] for n in numbers], [self.keys[n] for n in numbers]
+        )
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What there is to learn from, and what a user may want to know about it."""
+class ImageCorpus:
+    """The splits of the data, and notes for the user."""
 
-    train: Shown
-    dev: Shown | None = None
-    test: Shown | None = None
+    train: LabeledImages
+    dev: LabeledImages | None = None
+    test: LabeledImages | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
-        """The classes of the training part; numbers in their order."""
+        """Return the classes of the training split, sorted, as numbers if all of them are."""
         found = set(self.train.answers)
         return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
 
 
-def open_pictures(
+def open_images(
     data: str | Path,
     dev: str | Path | float | None = None,
     test: str | Path | float | None = None,
     seed: int = 1,
     texts: bool = False,
-) -> Pictures:
-    """data:    a folder or an .npz file of pictures with labels; with `texts`, a .tsv file, or a folder with some.
-    dev, test:  the same again; or how much of data to take for them: a share below 1, a number of pictures, 0 for none.
+) -> ImageCorpus:
+    """Open images with labels or texts.
+
+    data:      a folder or an .npz file of images with labels; with `texts`, a .tsv file, or a folder of them.
+    dev, test: the same again; or how much of data to take for them: a share below 1, a number of images, 0 for none.
     """
     path, notes = Path(data), []
     parts = _read(path, texts, notes)
@@ -97,22 +101,22 @@ def open_pictures(
             parts.pop(name, None)
             sizes[name] = float(given)
     if len(parts) > 1:
-        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+        sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
-    whole = parts["train"]
-    places = [place(key, seed) for key in whole.keys]
-    for name, part in by_hash(whole.keys, sizes, seed).items():
+    everything = parts["train"]
+    places = [hash_bin(key, seed) for key in everything.keys]
+    for name, part in by_hash(everything.keys, sizes, seed).items():
         begin, end = part.share.begin, part.share.end
-        parts[name] = whole.only([n for n, at in enumerate(places) if begin <= at < end], name)
+        parts[name] = everything.subset([n for n, at in enumerate(places) if begin <= at < end], name)
     counts = ", ".join(f"{len(parts[name]):,} for {name}" for name in PARTS if name in parts)
-    made = Pictures(parts["train"], parts.get("dev"), parts.get("test"), notes)
+    made = ImageCorpus(parts["train"], parts.get("dev"), parts.get("test"), notes)
     classes = "" if texts else f" of {len(made.labels)} classes"
     notes.insert(0, f"{short(path)}: pictures{classes}, {counts}")
     return made
 
 
-def open_part(data: str | Path, part: str, texts: bool = False) -> Shown | None:
-    """One part of some pictures: train, dev or test; all of them, where they have no parts."""
+def open_split(data: str | Path, part: str, texts: bool = False) -> LabeledImages | None:
+    """Return one split of some images, train, dev or test; all of them where they have no splits."""
     parts = _read(Path(data), texts, [])
     return next(iter(parts.values())) if len(parts) == 1 else parts.get(part)
 
@@ -124,17 +128,17 @@ def _is_number(given: str | Path | float) -> bool:
         return False
 
 
-def _alone(path: Path, texts: bool, notes: list[str]) -> Shown:
-    """All that is there, as one part."""
+def _alone(path: Path, texts: bool, notes: list[str]) -> LabeledImages:
+    """Return all images as one split."""
     parts = _read(path, texts, notes)
     if len(parts) != 1:
         raise UserError(f"{short(path)} has parts of its own ({', '.join(parts)}): name one of them")
     return next(iter(parts.values()))
 
 
-def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, Shown]:
+def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, LabeledImages]:
     if not path.exists():
-        raise UserError(f"there is no '{short(path)}' to take pictures from{beside(path)}")
+        raise UserError(f"there is no '{short(path)}' to take pictures from{similar_name_hint(path)}")
     if texts:
         return _tables(path)
     if path.suffix == ".npz":
@@ -142,14 +146,14 @@ def _read(path: Path, texts: bool, notes: list[str]) -> dict[str, Shown]:
     if not path.is_dir():
         raise UserError(f"{short(path)} is neither a folder of pictures nor an .npz file")
     inside = {part: next((path / word for word in words if (path / word).is_dir()), None)
-              for part, words in WORDS.items()}  # fmt: skip
+              for part, words in SPLIT_NAMES.items()}  # fmt: skip
     if inside["train"] is None:
         return {"train": _folder(path, notes)}
     return {part: _folder(folder, notes) for part, folder in inside.items() if folder is not None}
 
 
-def _folder(folder: Path, notes: list[str]) -> Shown:
-    """A class for each folder in it."""
+def _folder(folder: Path, notes: list[str]) -> LabeledImages:
+    """Return the images of a folder that holds one folder per class."""
     files, answers, others = [], [], 0
     for within in sorted(one for one in folder.iterdir() if one.is_dir()):
         for path in sorted(one for one in within.rglob("*") if one.is_file()):
@@ -165,10 +169,10 @@ def _folder(folder: Path, notes: list[str]) -> Shown:
         )
     if others:
         notes.append(f"{short(folder)}: {others:,} files are no pictures by their names, and are left out")
-    return Shown(short(folder), files, answers, [str(path.relative_to(folder)) for path in files])
+    return LabeledImages(short(folder), files, answers, [str(path.relative_to(folder)) for path in files])
 
 
-def _arrays(path: Path) -> dict[str, Shown]:
+def _arrays(path: Path) -> dict[str, LabeledImages]:
     arrays = read_arrays(path)
     parts = {}
     for part in PARTS:
@@ -180,7 +184,7 @@ def _arrays(path: Path) -> dict[str, Shown]:
     return parts
 
 
-def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> Shown:
+def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> LabeledImages:
     images, labels = arrays[f"{before}images"], arrays.get(f"{before}labels")
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[-1] not in (1, 3)):
         raise UserError(
@@ -197,21 +201,21 @@ def _array(path: Path, arrays: dict[str, np.ndarray], before: str) -> Shown:
         answers = [str(names[label]) for label in labels]
     else:
         raise UserError(f"{short(path)}: {before}labels should be numbers from 0 to {len(names) - 1}, as many as names")
-    return Shown(f"{short(path)}", images, answers, [str(number) for number in range(len(images))])
+    return LabeledImages(f"{short(path)}", images, answers, [str(number) for number in range(len(images))])
 
 
-def _tables(path: Path) -> dict[str, Shown]:
+def _tables(path: Path) -> dict[str, LabeledImages]:
     if not path.is_dir():
         return {"train": _table(path)}
     named = {part: next((path / f"{word}.tsv" for word in words if (path / f"{word}.tsv").is_file()), None)
-             for part, words in WORDS.items()}  # fmt: skip
+             for part, words in SPLIT_NAMES.items()}  # fmt: skip
     found = {part: _table(file) for part, file in named.items() if file is not None}
     if not found:
         raise UserError(f"{short(path)} holds no train.tsv, which would name pictures and say what each shows")
     return found
 
 
-def _table(path: Path) -> Shown:
+def _table(path: Path) -> LabeledImages:
     files, answers = [], []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -225,22 +229,27 @@ def _table(path: Path) -> Shown:
         answers.append(text.strip())
     if not files:
         raise UserError(f"{short(path)} names no picture")
-    return Shown(short(path), files, answers, [str(file) for file in files])
+    return LabeledImages(short(path), files, answers, [str(file) for file in files])
 
 
-def prepare_pictures(
-    shown: Shown, answers: Iterable[int], lens: Lens, path: Path, skip: bool = False, tick: Tick = lambda done: None
+def prepare_images(
+    examples: LabeledImages,
+    answers: Iterable[int],
+    processor: ImageProcessor,
+    path: Path,
+    skip: bool = False,
+    tick: Tick = lambda done: None,
 ) -> tuple[np.ndarray, int]:
-    """Pixels and the number of every answer, in a file that is read a batch at a time, and how many pictures could not
-    be read. skip: leave those out instead of refusing."""
-    assert lens.shape is not None
+    """Write the pixels of every image and its integer answer to a file. Return them as a memory-mapped array, and the
+    number of images that could not be read. skip: leave those out instead of refusing."""
+    assert processor.shape is not None
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", lens.shape)])
-    rows = np.lib.format.open_memmap(part, "w+", kind, (len(shown),))
+    part, kind = path.with_name(path.name + ".part"), np.dtype([("answer", "<i8"), ("pixels", "u1", processor.shape)])
+    rows = np.lib.format.open_memmap(part, "w+", kind, (len(examples),))
     kept = 0
     for number, answer in enumerate(answers):
         try:
-            rows[kept] = (answer, lens.pixels(shown.image(number)))
+            rows[kept] = (answer, processor.resize_and_crop(examples.image(number)))
             kept += 1
         except UserError:
             if not skip:
@@ -249,22 +258,22 @@ def prepare_pictures(
         tick(1)
     if not kept:
         part.unlink()
-        raise UserError(f"{shown.name}: none of the pictures can be read")
+        raise UserError(f"{examples.name}: none of the pictures can be read")
     rows.flush()
-    if kept < len(shown):
-        with open(part, "r+b") as file:  # np.save adds an ending to names
-            few = np.array(rows[:kept])
+    if kept < len(examples):
+        with open(part, "r+b") as file:  # given a name, np.save would add a suffix
+            readable = np.array(rows[:kept])
             file.truncate(0)
-            np.save(file, few)
+            np.save(file, readable)
     part.replace(path)
-    return np.load(path, mmap_mode="r"), len(shown) - kept
+    return np.load(path, mmap_mode="r"), len(examples) - kept
 
 
-class Seen:
-    """Batches of so many pictures with a number each, epoch after epoch in a new order."""
+class ImageBatches:
+    """Batches of `count` images with an integer target each, in a new order in every epoch."""
 
-    def __init__(self, rows: np.ndarray, lens: Lens, count: int, seed: int, shuffle: bool = True):
-        self.rows, self.lens, self.count, self.seed, self.shuffle = rows, lens, max(count, 1), seed, shuffle
+    def __init__(self, rows: np.ndarray, processor: ImageProcessor, count: int, seed: int, shuffle: bool = True):
+        self.rows, self.processor, self.count, self.seed, self.shuffle = rows, processor, max(count, 1), seed, shuffle
 
     def epoch(self, number: int) -> list[np.ndarray]:
         order = np.arange(len(self.rows))
@@ -275,4 +284,4 @@ class Seen:
     def make(self, numbers: np.ndarray) -> Batch:
         some = self.rows[numbers]
         targets = torch.from_numpy(np.array(some["answer"]))
-        return Batch(self.lens.numbers(some["pixels"]), targets, count=len(numbers))
+        return Batch(self.processor.normalize(some["pixels"]), targets, count=len(numbers))

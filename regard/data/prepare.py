@@ -1,8 +1,8 @@
-"""Texts as token numbers in a file that is mapped into memory: written once in a stream, however large the corpus is.
+"""Tokenize texts into a memory-mapped file: written once as a stream, however large the corpus is.
 
-train.arrow   an Arrow file, a list of numbers per side, each ending with the end mark     for pairs
-train.ids     nothing but numbers, 32 bits each                                            for a running text
-*.json        beside it: what it was made of, and what was left out
+train.arrow   an Arrow file, a list of token ids per column, each ending with the end token     for pairs
+train.ids     nothing but token ids, 32 bits each                                               for a running text
+*.json        next to it: a key of what it was made of, and how many examples were left out
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import pyarrow as pa
 from regard.core import UserError
 from regard.errors import in_one_line, short
 
-from .read import Lines, Tick, silent
+from .read import CorpusSplit, Tick, no_progress
 from .tokenizer import Tokenizer
 
-CHUNK = 8192  # records that are encoded together, and that a batch of the file holds
-VERSION = 1  # of what is written here
+CHUNK = 8192  # records that are encoded at a time, and that a record batch of the file holds
+VERSION = 1  # of the format of the files
 COLUMNS = {1: ("text",), 2: ("source", "target")}
 
 
 class Coder(Protocol):
-    """Records -> columns of token numbers.
+    """Encodes records as columns of token ids.
 
     names: of the columns.
     """
@@ -43,12 +43,12 @@ class Coder(Protocol):
     def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]: ...
 
     def key(self) -> list[Any]:
-        """What is different whenever the outcome may be, besides the tokenizers."""
+        """Return what the result depends on, besides the tokenizers."""
 
 
-class Sides:
-    """One tokenizer a column. The first column, which is read, gets the marks that its tokenizer sets; all end in the
-    end mark."""
+class ColumnCoder:
+    """Encodes each column with its own tokenizer. The first column, the input, gets the special tokens that its
+    tokenizer adds; all others get the end token."""
 
     def __init__(self, tokenizers: Sequence[Tokenizer]):
         self.tokenizers, self.names = tokenizers, COLUMNS[len(tokenizers)]
@@ -56,17 +56,17 @@ class Sides:
     def __call__(self, rows: list[tuple[str, ...]]) -> list[list[list[int]]]:
         first, *others = zip(*rows, strict=True)
         others = [_encode(tokenizer, side) for tokenizer, side in zip(self.tokenizers[1:], others, strict=True)]
-        return [self.tokenizers[0].frame(first), *others]
+        return [self.tokenizers[0].encode_with_special_tokens(first), *others]
 
     def key(self) -> list[Any]:
         return []
 
 
-class Sequences:
-    """The examples of a prepared file, by number: a tuple of token arrays each, which are not copied.
+class PreparedDataset:
+    """The examples of a prepared file: tuples of token arrays, which are views of the file.
 
     lengths:  (examples, columns)
-    left_out: examples that were longer than allowed.
+    left_out: the number of examples that were too long.
     """
 
     def __init__(self, path: str | Path):
@@ -81,7 +81,7 @@ class Sequences:
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{short(path)} is damaged: {in_one_line(error)}") from None
-        self._parts = [[(_plain(column.values), _plain(column.offsets)) for column in batch] for batch in batches]
+        self._parts = [[(_to_numpy(column.values), _to_numpy(column.offsets)) for column in batch] for batch in batches]
         sizes = [np.stack([np.diff(offsets) for _, offsets in part], 1) for part in self._parts]
         self.lengths: np.ndarray = np.concatenate(sizes) if sizes else np.zeros((0, 1), np.int32)
         self._begins = [0, *np.cumsum([len(size) for size in sizes]).tolist()]
@@ -97,31 +97,31 @@ class Sequences:
         return tuple([values[offsets[at] : offsets[at + 1]] for values, offsets in self._parts[part]])
 
 
-def _plain(array: pa.Array) -> np.ndarray:
+def _to_numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=True)
 
 
 def prepare(
-    lines: Lines,
+    lines: CorpusSplit,
     tokenizers: Sequence[Tokenizer],
     path: str | Path,
-    longest: int | Sequence[int] | None = None,
-    tick: Tick = silent,
+    max_tokens: int | Sequence[int] | None = None,
+    tick: Tick = no_progress,
     code: Coder | None = None,
-) -> Sequences:
-    """Encode every record and write it to `path`; what is there already for the same records and tokenizers is taken
-    as it is.
+) -> PreparedDataset:
+    """Encode every record and write it to `path`, unless it is there already for the same records and tokenizers.
 
-    longest: tokens of a sequence, the end mark among them, for all columns or each; longer examples are left out.
-    tick:    called with the number of examples done.
-    code:    how; None: one tokenizer a column.
+    max_tokens: the most tokens of a sequence, the end token included, for all columns or for each; longer examples are
+                left out.
+    tick:       called with the number of examples done.
+    code:       encodes the records; None: one tokenizer per column.
     """
-    path, code = Path(path), code or Sides(tokenizers)
-    limits = [longest] * len(code.names) if longest is None or isinstance(longest, int) else list(longest)
-    key = _key(lines, tokenizers, limits, code.key())
-    if not _done(path, key):
+    path, code = Path(path), code or ColumnCoder(tokenizers)
+    limits = [max_tokens] * len(code.names) if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
+    key = _cache_key(lines, tokenizers, limits, code.key())
+    if not _is_done(path, key):
         schema = pa.schema([(name, pa.list_(pa.int32())) for name in code.names])
-        with _written(path, key) as (part, note):
+        with _write_atomically(path, key) as (part, note):
             note["left_out"] = 0
             with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 done = 0
@@ -132,20 +132,22 @@ def prepare(
                     writer.write(pa.record_batch([_lists(column, fits) for column in columns], schema=schema))
                     done += len(rows)
                     tick(done)
-    made = Sequences(path)
+    made = PreparedDataset(path)
     if not len(made):
-        raise UserError(f"none of the {made.left_out} examples of {lines.name} is short enough for longest = {longest}")
+        raise UserError(
+            f"none of the {made.left_out} examples of {lines.name} is short enough for max_tokens = {max_tokens}"
+        )
     return made
 
 
-def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tick = silent) -> np.ndarray:
-    """One long array of token numbers, (time,), mapped into memory. The end mark follows every document, and stands for
-    the line ends of a running text where the tokenizer has no token for them."""
+def prepare_text(lines: CorpusSplit, tokenizer: Tokenizer, path: str | Path, tick: Tick = no_progress) -> np.ndarray:
+    """Return the token ids of a text as one memory-mapped array, (time,). The end token follows every document, and
+    replaces the line ends of a running text where the tokenizer has no token for them."""
     path = Path(path)
-    marked = lines.documents or not tokenizer.keeps_lines()
-    key = _key(lines, [tokenizer], [])
-    if not _done(path, key):
-        with _written(path, key) as (part, _), open(part, "wb") as file:
+    marked = lines.documents or not tokenizer.keeps_newlines()
+    key = _cache_key(lines, [tokenizer], [])
+    if not _is_done(path, key):
+        with _write_atomically(path, key) as (part, _), open(part, "wb") as file:
             done = 0
             for rows in _chunks(lines):
                 ids = tokenizer.encode([text for (text,) in rows])
@@ -160,7 +162,7 @@ def prepare_text(lines: Lines, tokenizer: Tokenizer, path: str | Path, tick: Tic
     return np.memmap(path, dtype=np.int32, mode="r")
 
 
-def _chunks(lines: Lines) -> Iterator[list[tuple[str, ...]]]:
+def _chunks(lines: CorpusSplit) -> Iterator[list[tuple[str, ...]]]:
     rows = iter(lines)
     while chunk := list(islice(rows, CHUNK)):
         yield chunk
@@ -174,7 +176,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _fits(columns: list[list[list[int]]], limits: Sequence[int | None]) -> np.ndarray:
-    """(rows,) True where no side is too long."""
+    """Return which rows have no column that is too long, (rows,)."""
     fits = np.ones(len(columns[0]), dtype=bool)
     for column, limit in zip(columns, limits, strict=True):
         if limit is not None:
@@ -189,42 +191,45 @@ def _lists(column: list[list[int]], fits: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, np.fromiter(chain.from_iterable(kept), np.int32, int(offsets[-1])))
 
 
-def _key(lines: Lines, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()) -> str:
-    """Different whenever the outcome may be."""
+def _cache_key(
+    lines: CorpusSplit, tokenizers: Sequence[Tokenizer], limits: Sequence[int | None], more: Sequence[Any] = ()
+) -> str:
+    """Return a hash of all that the result depends on."""
     made_of = [VERSION, lines.key(), [tokenizer.hash() for tokenizer in tokenizers], list(limits), *more]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _beside(path: Path) -> Path:
+def _note_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
 def _note(path: Path) -> dict[str, Any] | None:
-    """What stands beside a file that was finished."""
+    """Return the note next to a file; None: the file is not complete."""
     try:
-        note = json.loads(_beside(path).read_text(encoding="utf-8"))
+        note = json.loads(_note_path(path).read_text(encoding="utf-8"))
         return note if path.stat().st_size == note["size"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _done(path: Path, key: str) -> bool:
+def _is_done(path: Path, key: str) -> bool:
     note = _note(path)
     return note is not None and note.get("key") == key
 
 
 @contextmanager
-def _written(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A name to write to. The note beside the file goes first and comes last, so that it never speaks of another."""
+def _write_atomically(path: Path, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield a temporary path to write to, and the note to fill in. The old note is removed before the file is replaced
+    and the new one is written after it, so that a note never describes another file."""
     part, note = path.with_name(path.name + ".part"), {"key": key}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part, note  # type: ignore[misc]
-        _beside(path).unlink(missing_ok=True)
+        _note_path(path).unlink(missing_ok=True)
         part.replace(path)
-        told = _beside(path).with_name(path.name + ".json.part")
-        told.write_text(json.dumps(note | {"size": path.stat().st_size}), encoding="utf-8")
-        told.replace(_beside(path))
+        new_note = _note_path(path).with_name(path.name + ".json.part")
+        new_note.write_text(json.dumps(note | {"size": path.stat().st_size}), encoding="utf-8")
+        new_note.replace(_note_path(path))
     except OSError as error:
         part.unlink(missing_ok=True)
         full = error.errno == errno.ENOSPC or "No space left" in str(error)

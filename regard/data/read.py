@@ -1,11 +1,11 @@
-"""Files in the forms that people have, as three streams of records: train, dev and test.
+"""Open data files in the usual formats as three streams of records: train, dev and test.
 
     corpus = open_corpus("pairs.tsv")                    # one file, split by a hash of the source
     corpus = open_corpus("train.en,train.de", dev="dev.en,dev.de")
     corpus = open_corpus("folder")                       # train.*, dev.* and test.*
     for source, target in corpus.train: ...
 
-Everything is read once at the beginning, so that a bad line is told, with its number, before any long work.
+Everything is read once at the beginning, so that a bad line is reported, with its number, before any long work.
 """
 
 from __future__ import annotations
@@ -20,59 +20,62 @@ from regard.core import UserError
 from regard.errors import nearest, short
 
 from . import folder, hub, split
-from .columns import Bad, Pick
-from .conll import Checked, Conll, sentences_a_line
-from .forms import Numbered, Parallel, Table, Text, form_of
+from .columns import BadRow, ColumnSelector
+from .conll import Checked, Conll, has_sentence_per_line
+from .forms import NumberedRow, Parallel, Table, Text, format_of
 from .parquet import Parquet
 
-LONGEST = 50_000  # characters of a text
-SAMPLE = 32_000_000  # characters that are enough to learn a tokenizer from
-RUN = 9  # characters between spaces; a text with longer runs is as costly to learn from as DENSE times its length
-DENSE = 8
+MAX_CHARS = 50_000  # characters of a text
+SAMPLE_CHARS = 32_000_000  # characters that are enough to train a tokenizer
+# Characters per word, on average; training a tokenizer on texts with longer words costs LONG_RUN_COST times as much.
+LONG_RUN = 9
+LONG_RUN_COST = 8
 KINDS = {"pairs": 2, "text": 1, "matches": 3, "tags": 2}
-EVERY = 1 << 16  # records between two calls of tick
+TICK_EVERY = 1 << 16  # records between two calls of `tick`
 
 Tick = Callable[[int], None]
 
 
-def silent(done: int) -> None:
-    """Nobody watches."""
+def no_progress(done: int) -> None:
+    """Ignore progress."""
 
 
 class File(Protocol):
-    name: str  # for sentences
-    unit: str  # what its numbers count: line, row
-    documents: bool  # a record is complete in itself, and no line of a running text
+    name: str  # for messages
+    unit: str  # what rows are counted in: line or row
+    documents: bool  # whether a record is a whole text, not a line of a running text
 
-    def rows(self) -> Iterator[Numbered]: ...
+    def rows(self) -> Iterator[NumberedRow]: ...
 
     def key(self) -> list[Any]: ...
 
 
 class Records:
-    """All good records of some files, in their order; read anew each time.
+    """All good records of some files, in order, read anew on each iteration.
 
-    skip: leave bad lines out and count them, instead of refusing the file.
+    skip: leave out and count bad lines, instead of refusing the file.
     """
 
     def __init__(self, files: list[File], skip: bool):
         self.files, self.skip = files, skip
-        self.skipped: Counter[str] = Counter()  # by reason, of the last whole reading
-        self.count = self.characters = self.weight = 0  # weight: characters, by what it costs to learn from them
+        self.skipped: Counter[str] = Counter()  # by reason, in the last complete iteration
+        self.count = self.characters = self.weight = (
+            0  # weight: characters, weighted by the cost of training a tokenizer on them
+        )
 
     @property
     def documents(self) -> bool:
         return self.files[0].documents
 
     @property
-    def pick(self) -> Pick | None:
-        """What takes the columns out of the first file; None where there are no columns."""
+    def pick(self) -> ColumnSelector | None:
+        """Return the column selector of the first file; None: it has no columns."""
         return getattr(self.files[0], "pick", None)
 
     @property
-    def unsure(self) -> bool:
-        """Whether the first line of the first file was taken as data although nobody said that it is no header."""
-        return getattr(self.files[0], "unsure", False)
+    def header_unsure(self) -> bool:
+        """Return whether the first line of the first file was taken as data without the user saying so."""
+        return getattr(self.files[0], "header_unsure", False)
 
     @property
     def name(self) -> str:
@@ -82,10 +85,10 @@ class Records:
         skipped: Counter[str] = Counter()
         for file in self.files:
             for number, row in file.rows():
-                if isinstance(row, Bad):
+                if isinstance(row, BadRow):
                     if not self.skip:
                         raise UserError(
-                            f"{row.file or file.name}, {file.unit} {number}: {row.what}; mend it, or leave out all "
+                            f"{row.file or file.name}, {file.unit} {number}: {row.message}; mend it, or leave out all "
                             "that are bad (--bad-lines skip)"
                         )
                     skipped[row.reason] += 1
@@ -93,16 +96,16 @@ class Records:
                     yield row
         self.skipped = skipped
 
-    def measured(self, tick: Tick) -> Iterator[tuple[str, ...]]:
-        """As reading, and count, characters and weight are known afterwards."""
+    def read_and_count(self, tick: Tick) -> Iterator[tuple[str, ...]]:
+        """Yield every record; afterwards count, characters and weight are set."""
         count = characters = weight = 0
         for row in self:
             count += 1
             for text in row:
                 length = len(text)
                 characters += length
-                weight += length if length <= RUN * (text.count(" ") + 1) else DENSE * length
-            if count % EVERY == 0:
+                weight += length if length <= LONG_RUN * (text.count(" ") + 1) else LONG_RUN_COST * length
+            if count % TICK_EVERY == 0:
                 tick(count)
             yield row
         self.count, self.characters, self.weight = count, characters, weight
@@ -110,26 +113,28 @@ class Records:
             why = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise UserError(f"{self.name} holds no usable record{f' (skipped: {why})' if why else ''}")
 
-    def check(self, tick: Tick = silent) -> None:
-        for _ in self.measured(tick):
+    def check(self, tick: Tick = no_progress) -> None:
+        for _ in self.read_and_count(tick):
             pass
 
 
-class Lines:
-    """One part of a corpus: tuples of texts, streamed from the files each time they are asked for."""
+class CorpusSplit:
+    """One split of a corpus: tuples of texts, streamed from the files on each iteration."""
 
-    def __init__(self, records: Records, share: split.Bins | split.Stretch | None = None, count: int | None = None):
+    def __init__(
+        self, records: Records, share: split.HashRange | split.TextRange | None = None, count: int | None = None
+    ):
         self.records, self.share = records, share
         self.count = records.count if share is None else count
 
     @property
     def skipped(self) -> Counter[str]:
-        """Bad lines by reason, in all of the files."""
+        """Return the number of bad lines by reason, in all files."""
         return self.records.skipped
 
     @property
     def documents(self) -> bool:
-        """Each record is complete in itself; if not, together they are one running text."""
+        """Return whether each record is a whole text; if not, together they are one running text."""
         return self.records.documents
 
     @property
@@ -146,26 +151,29 @@ class Lines:
             yield row
         self.count = count
 
-    def texts(self, *columns: int, most: int = SAMPLE, seed: int = 1) -> Iterator[str]:
-        """The texts of these columns, all when none are named; of a large corpus a sample of about `most`
+    def texts(self, *columns: int, max_chars: int = SAMPLE_CHARS, seed: int = 1) -> Iterator[str]:
+        """Yield the texts of these columns, or of all; of a large corpus a random sample of about `max_chars`
         characters, fewer in a script without spaces."""
-        portion = most / max(self.records.weight, 1)
+        portion = max_chars / max(self.records.weight, 1)
         chance = random.Random(seed)
         for row in self:
             if portion >= 1 or chance.random() < portion:
                 yield from (row[column] for column in columns) if columns else row
 
     def key(self) -> dict[str, Any]:
-        """What is different whenever the records may be."""
+        """Return what the records depend on."""
         files = [[type(file).__name__, *file.key()] for file in self.records.files]
         return {"files": files, "skip": self.records.skip, "share": self.share.key() if self.share else None}
 
 
 class Corpus:
-    """train, dev, test: the parts; dev and test are None where there are none.
-    notes: sentences about what was chosen for the user, and what was skipped."""
+    """The splits of a corpus.
 
-    def __init__(self, train: Lines, dev: Lines | None, test: Lines | None, notes: list[str]):
+    dev, test: None where there are none.
+    notes:     sentences for the user about what was chosen, and what was skipped.
+    """
+
+    def __init__(self, train: CorpusSplit, dev: CorpusSplit | None, test: CorpusSplit | None, notes: list[str]):
         self.train, self.dev, self.test, self.notes = train, dev, test, notes
 
     @property
@@ -184,45 +192,47 @@ def open_corpus(
     kind: str = "pairs",
     bad_lines: str = "refuse",
     seed: int = 1,
-    longest: int = LONGEST,
-    tick: Tick = silent,
+    max_chars: int = MAX_CHARS,
+    tick: Tick = no_progress,
     header: str | None = None,
 ) -> Corpus:
-    """data:    a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
+    """Open a corpus and check all its records.
+
+    data:       a file, two parallel files "a.en,a.de", a folder, or the name of a Hugging Face dataset.
     source, target: instead of data, two parallel files; with a folder, the endings of its parallel files.
     dev, test:  files like data; or how much of data to take for them: a share below 1, a number of records, 0 for none.
-    columns:    of tables, names or numbers counted from 0.
-    kind:       pairs; text for language models; matches: two texts and a label; tags: words with a tag each.
+    columns:    of tables: names, or numbers counted from 0.
+    kind:       pairs; text for language models; matches: two texts and a label; tags: words with one tag each.
     bad_lines:  refuse, or skip them and count.
-    longest:    characters of a text; a longer one is bad. A line of a running text may have any length.
+    max_chars:  the most characters of a text; a longer one is bad. A line of a running text may have any length.
     tick:       called now and then with the number of records read.
-    header:     yes or no: the first line of a TSV or CSV file is the names of its columns, or an example; None: by its
+    header:     yes or no: the first line of a TSV or CSV file names the columns, or is an example; None: decided by its
                 words.
     """
-    _among("kind", kind, KINDS)
+    _check_choice("kind", kind, KINDS)
     if header not in (None, "yes", "no"):
         raise UserError(f"header is yes or no, not '{header}'")
-    _among("bad_lines", bad_lines, ("refuse", "skip"))
-    if longest < 1:
-        raise UserError(f"longest must be at least 1, not {longest}")
+    _check_choice("bad_lines", bad_lines, ("refuse", "skip"))
+    if max_chars < 1:
+        raise UserError(f"max_chars must be at least 1, not {max_chars}")
     named = None if header is None else header == "yes"
-    opener = _Opener(_names(columns), kind, longest, bad_lines == "skip", tick, named)
+    opener = _Opener(_names(columns), kind, max_chars, bad_lines == "skip", tick, named)
     dev, test = (_size_or_name(given) for given in (dev, test))
     notes: list[str] = []
     parts = _parts(data, source, target, opener, notes)
     sizes: dict[str, float | None] = {}
     for name, given in (("dev", dev), ("test", test)):
         if isinstance(given, str):
-            parts[name] = opener.files([folder.named(given)])
+            parts[name] = opener.files([folder.parse_files(given)])
         elif given is not None:
             parts.pop(name, None)
             sizes[name] = given
     if len(parts) > 1:
-        sizes.setdefault("test", 0.0)  # who has a dev set of his own says what test is, too
+        sizes.setdefault("test", 0.0)  # with a dev set given, nothing of train is taken for test
     sizes = {name: 0.0 if name in parts else sizes.get(name) for name in ("dev", "test")}
-    lines = opener.cut(parts.pop("train"), sizes, seed)
+    lines = opener.open_and_split(parts.pop("train"), sizes, seed)
     for name, files in parts.items():
-        lines[name] = opener.whole(files)
+        lines[name] = opener.open_unsplit(files)
     corpus = Corpus(lines["train"], lines.get("dev"), lines.get("test"), notes)
     if corpus.skipped:
         why = ", ".join(f"{count} {reason}" for reason, count in corpus.skipped.most_common())
@@ -231,48 +241,50 @@ def open_corpus(
 
 
 def open_table(
-    path: Path, columns: tuple[str, ...] | None = None, header: bool | None = None, longest: int = LONGEST
+    path: Path, columns: tuple[str, ...] | None = None, header: bool | None = None, max_chars: int = MAX_CHARS
 ) -> Table | Parquet:
-    """Return a table of which these columns are taken; None: all of them."""
+    """Open a table with these columns selected; None: all columns."""
     if columns is None:
-        pick = open_table(path, ("0",), header, longest).pick
+        pick = open_table(path, ("0",), header, max_chars).pick
         columns = tuple(map(str, pick.names or range(pick.width)))
-    form = form_of(path)
+    form = format_of(path)
     if form == "parquet":
-        return Parquet(path, columns, len(columns), longest)
-    return Table(path, "tsv" if form == "text" else form, columns, len(columns), longest, header)
+        return Parquet(path, columns, len(columns), max_chars)
+    return Table(path, "tsv" if form == "text" else form, columns, len(columns), max_chars, header)
 
 
 class _Opener:
-    """Opens files as the user wants them read."""
+    """Opens files with the options that the user gave."""
 
-    def __init__(self, columns: tuple[str, ...], kind: str, longest: int, skip: bool, tick: Tick, header: bool | None):
-        self.columns, self.kind, self.longest, self.skip, self.tick = columns, kind, longest, skip, tick
+    def __init__(
+        self, columns: tuple[str, ...], kind: str, max_chars: int, skip: bool, tick: Tick, header: bool | None
+    ):
+        self.columns, self.kind, self.max_chars, self.skip, self.tick = columns, kind, max_chars, skip, tick
         self.header = header
         self.wanted = KINDS[kind]
 
-    def files(self, places: list[folder.Place]) -> list[File]:
+    def files(self, places: list[folder.DataFiles]) -> list[File]:
         return [self.file(place) for place in places]
 
-    def file(self, place: folder.Place) -> File:
+    def file(self, place: folder.DataFiles) -> File:
         made = self._file(place)
         if self.header is not None and not (isinstance(made, Table) and made.form in ("tsv", "csv")):
             raise UserError(f"{made.name}: --header is for TSV and CSV files with columns")
         return Checked(made) if isinstance(made, Table | Parquet) and self.kind == "tags" else made
 
-    def _file(self, place: folder.Place) -> File:
+    def _file(self, place: folder.DataFiles) -> File:
         if len(place) == 2:
             if self.kind != "pairs":
                 wanted = {"text": "a text is", "matches": "a table with two texts and a label is"}
                 wanted = wanted.get(self.kind, "words with their tags beside them are")
                 raise UserError(f"two files, {short(place[0])} and {short(place[1])}, are pairs, and {wanted} wanted")
-            return Parallel(place[0], place[1], self.longest)
+            return Parallel(place[0], place[1], self.max_chars)
         (path,) = place
-        form = form_of(path)
+        form = format_of(path)
         if form == "text" and self.kind == "text":
             return Text(path)
-        if self.kind == "tags" and form in ("text", "tsv") and not sentences_a_line(path):
-            return Conll(path, self.columns, self.longest)
+        if self.kind == "tags" and form in ("text", "tsv") and not has_sentence_per_line(path):
+            return Conll(path, self.columns, self.max_chars)
         if form == "text":
             if not folder.looks_like_table(path):
                 raise UserError(
@@ -281,26 +293,26 @@ class _Opener:
                 )
             form = "tsv"
         if form == "parquet":
-            return Parquet(path, self.columns, self.wanted, self.longest)
-        return Table(path, form, self.columns, self.wanted, self.longest, self.header)
+            return Parquet(path, self.columns, self.wanted, self.max_chars)
+        return Table(path, form, self.columns, self.wanted, self.max_chars, self.header)
 
-    def whole(self, files: list[File]) -> Lines:
+    def open_unsplit(self, files: list[File]) -> CorpusSplit:
         records = Records(files, self.skip)
         records.check(self.tick)
-        return Lines(records)
+        return CorpusSplit(records)
 
-    def cut(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, Lines]:
-        """Train, and of the same files dev and test where they have a size."""
+    def open_and_split(self, files: list[File], sizes: dict[str, float | None], seed: int) -> dict[str, CorpusSplit]:
+        """Split files into train, and dev and test where they have a size."""
         records = Records(files, self.skip)
         if all(size == 0 for size in sizes.values()):
             records.check(self.tick)
-            return {"train": Lines(records)}
+            return {"train": CorpusSplit(records)}
         if records.documents:
-            parts = split.by_hash((row[0] for row in records.measured(self.tick)), sizes, seed)
+            parts = split.by_hash((row[0] for row in records.read_and_count(self.tick)), sizes, seed)
         else:
             records.check(self.tick)
-            parts = split.by_stretch(records.characters, sizes)
-        return {name: Lines(records, part.share, part.count) for name, part in parts.items()}
+            parts = split.by_position(records.characters, sizes)
+        return {name: CorpusSplit(records, part.share, part.count) for name, part in parts.items()}
 
 
 def _parts(
@@ -309,13 +321,13 @@ def _parts(
     if data is None:
         if not source or not target:
             raise UserError("which data? Give data=, or source= and target= for two parallel files")
-        pair = (folder.existing(Path(source)), folder.existing(Path(target)))
+        pair = (folder.existing_file(Path(source)), folder.existing_file(Path(target)))
         return {"train": opener.files([pair])}
     text, path = str(data), Path(data)
     if folder.exists(path) and path.is_dir():
         if bool(source) != bool(target):
             raise UserError("give both source and target, such as source='en', target='de'")
-        found = folder.search(path, opener.kind, source, target)
+        found = folder.find_splits(path, opener.kind, source, target)
         notes += found.notes
         return {name: opener.files(places) for name, places in found.parts.items()}
     if source or target:
@@ -323,9 +335,9 @@ def _parts(
                         "leave out one or the other; for columns of a table give columns=")  # fmt: skip
     named = hub.NAME.fullmatch(text)
     if named and not folder.exists(path) and (named[1] or not path.suffix):
-        parts = hub.find(text, opener.columns, opener.wanted, opener.longest, folder.beside(path))
+        parts = hub.load_splits(text, opener.columns, opener.wanted, opener.max_chars, folder.similar_name_hint(path))
         return {name: [part] for name, part in parts.items()}
-    return {"train": opener.files([folder.named(text)])}
+    return {"train": opener.files([folder.parse_files(text)])}
 
 
 def _names(columns: str | tuple[str | int, ...] | None) -> tuple[str, ...]:
@@ -343,13 +355,14 @@ def _size_or_name(given: str | Path | float | None) -> str | float | None:
         return str(given)
 
 
-def _among(what: str, word: str, known: Any) -> None:
+def _check_choice(what: str, word: str, known: Any) -> None:
     if word not in known:
         raise UserError(f"unknown {what} '{word}'{nearest(str(word), known)}")
 
 
-def overlap(train: Lines, dev: Lines) -> int:
-    """How many records of dev have a source that train has, too. Lines of a running text may well repeat."""
+def overlap(train: CorpusSplit, dev: CorpusSplit) -> int:
+    """Return how many records of dev have a source that is also in train; 0 for running text, whose lines may
+    repeat."""
     if not dev.documents:
         return 0
     wanted = Counter(hash(row[0]) for row in dev)

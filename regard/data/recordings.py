@@ -1,6 +1,6 @@
-"""Recordings to learn from, each with its text: read once, kept at 16 kHz in 16 bits, and heard a batch at a time.
+"""Recordings with their texts: read once, stored at 16 kHz in 16 bits, and turned into log-mel frames batch by batch.
 
-train.sounds   an Arrow file: samples, and the text in tokens with the end mark
+train.sounds   an Arrow file: samples, and the token ids of the text with the end token
 """
 
 from __future__ import annotations
@@ -19,39 +19,45 @@ from torch import Tensor
 from regard.core import UserError
 
 from .batches import IGNORE, Batch, pad_rows
-from .mel import HOP, RATE, log_mel
-from .prepare import Sequences, _done, _encode, _key, _written
-from .read import Lines, Tick, silent
+from .mel import HOP, SAMPLE_RATE, log_mel
+from .prepare import PreparedDataset, _cache_key, _encode, _is_done, _write_atomically
+from .read import CorpusSplit, Tick, no_progress
 from .sound import read_sound
 from .tokenizer import Tokenizer
 
-SOME = 64  # recordings in a part of the file
-LOUD = 2**15
+CHUNK = 64  # recordings in a record batch of the file
+INT16_SCALE = 2**15
 SCHEMA = pa.schema([("source", pa.list_(pa.int16())), ("target", pa.list_(pa.int32()))])
 
 
-def root_of(lines: Lines) -> Path:
-    """Names of recordings are meant from where the table stands that names them."""
+def folder_of(lines: CorpusSplit) -> Path:
+    """Return the folder of the table that names the recordings, to which their paths are relative."""
     first = lines.records.files[0]
     return Path(getattr(first, "path", None) or first.paths[0]).parent  # type: ignore[attr-defined]
 
 
 def prepare_sounds(
-    lines: Lines, tokenizer: Tokenizer, path: Path, limits: tuple[int, int], skip: bool = False, tick: Tick = silent
-) -> Sequences:
-    """Pairs of a recording's file and its text -> samples and tokens, in a file; one that is there is taken as it is.
+    lines: CorpusSplit,
+    tokenizer: Tokenizer,
+    path: Path,
+    limits: tuple[int, int],
+    skip: bool = False,
+    tick: Tick = no_progress,
+) -> PreparedDataset:
+    """Write the samples and tokens of recordings to `path`, unless they are there already.
 
-    limits: samples and tokens at the most; longer examples are left out.
+    lines:  pairs of a file and its text.
+    limits: the most samples and tokens; longer examples are left out.
     skip:   leave out recordings that cannot be read, instead of refusing them.
     """
-    root = root_of(lines)
-    key = _key(lines, [tokenizer], limits, ["sounds", skip, _stamps(lines, root)])
-    if not _done(path, key):
-        with _written(path, key) as (part, note):
+    root = folder_of(lines)
+    key = _cache_key(lines, [tokenizer], limits, ["sounds", skip, _stamps(lines, root)])
+    if not _is_done(path, key):
+        with _write_atomically(path, key) as (part, note):
             note["left_out"] = done = 0
             with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
                 rows = iter(lines)
-                while some := list(islice(rows, SOME)):
+                while some := list(islice(rows, CHUNK)):
                     sounds, texts = _read(some, root, lines.name, skip), _encode(tokenizer, [text for _, text in some])
                     every = zip(sounds, texts, strict=True)
                     kept = [pair for pair in every if 0 < len(pair[0]) <= limits[0] and len(pair[1]) <= limits[1]]
@@ -62,30 +68,30 @@ def prepare_sounds(
                         writer.write(pa.record_batch(lists, schema=SCHEMA))
                     done += len(some)
                     tick(done)
-    made = Sequences(path)
+    made = PreparedDataset(path)
     if not len(made):
         raise UserError(
-            f"{lines.name}: none of the {made.left_out} recordings is at most {limits[0] / RATE:g} s long, with a text "
-            f"of at most {limits[1]} tokens, and can be read"
+            f"{lines.name}: none of the {made.left_out} recordings is at most {limits[0] / SAMPLE_RATE:g} s long, with "
+            f"a text of at most {limits[1]} tokens, and can be read"
         )
     return made
 
 
-def _stamps(lines: Lines, root: Path) -> str:
-    """Different whenever a recording may be."""
-    told = hashlib.sha256()
+def _stamps(lines: CorpusSplit, root: Path) -> str:
+    """Return a hash of the names, sizes and times of the recordings."""
+    digest = hashlib.sha256()
     for file, *_ in lines:
-        known = (root / file).stat() if (root / file).is_file() else None
-        told.update(repr((file, known and (known.st_size, known.st_mtime_ns))).encode())
-    return told.hexdigest()
+        status = (root / file).stat() if (root / file).is_file() else None
+        digest.update(repr((file, status and (status.st_size, status.st_mtime_ns))).encode())
+    return digest.hexdigest()
 
 
 def _read(rows: Sequence[tuple[str, ...]], root: Path, name: str, skip: bool) -> list[np.ndarray]:
-    """Samples of each; none of what cannot be read."""
+    """Return the samples of each recording; none for one that cannot be read."""
     found = []
     for file, *_ in rows:
         try:
-            found.append(whole(read_sound(root / file)))
+            found.append(to_int16(read_sound(root / file)))
         except UserError as error:
             if not skip:
                 raise UserError(f"{name}: {error}") from None
@@ -93,9 +99,9 @@ def _read(rows: Sequence[tuple[str, ...]], root: Path, name: str, skip: bool) ->
     return found
 
 
-def whole(sound: Tensor) -> np.ndarray:
-    """Samples between -1 and 1 -> 16 bits."""
-    return (sound * LOUD).round().clamp(-LOUD, LOUD - 1).short().numpy()
+def to_int16(sound: Tensor) -> np.ndarray:
+    """Return samples between -1 and 1 as 16-bit integers."""
+    return (sound * INT16_SCALE).round().clamp(-INT16_SCALE, INT16_SCALE - 1).short().numpy()
 
 
 def _lists(rows: Sequence, kind: pa.DataType) -> pa.ListArray:
@@ -105,14 +111,14 @@ def _lists(rows: Sequence, kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(values, kind))
 
 
-def heard(sounds: Sequence[np.ndarray], frames: int, bands: int) -> Tensor:
-    """(recordings, frames, bands), silence where one is shorter."""
-    samples = [torch.from_numpy(np.array(sound)).float() / LOUD for sound in sounds]
+def to_log_mel(sounds: Sequence[np.ndarray], frames: int, bands: int) -> Tensor:
+    """Return the log-mel frames of recordings, (recordings, frames, bands), padded with silence."""
+    samples = [torch.from_numpy(np.array(sound)).float() / INT16_SCALE for sound in sounds]
     return torch.stack([log_mel(F.pad(one, (0, frames * HOP - len(one))), bands) for one in samples])
 
 
-def asked(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Batch:
-    """Texts in tokens, with the end mark, for teacher forcing after the tokens `before` them."""
+def teacher_forced_after(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Batch:
+    """Return token ids that end in the end token as a batch for teacher forcing, after the prefix `before`."""
     target, valid = pad_rows([np.array([*before, *ids]) for ids in texts], pad)
     tokens, targets, valid = target[:, :-1], target[:, 1:], valid[:, 1:]
     targets = targets.where(valid & (torch.arange(targets.shape[1]) >= len(before) - 1), IGNORE)
@@ -120,11 +126,15 @@ def asked(texts: Sequence[Sequence[int]], before: Sequence[int], pad: int) -> Ba
     return Batch(tokens, targets, None if bool(valid.all()) else valid, count=count)
 
 
-class Recorded:
-    """Batches of so many recordings with their texts, epoch after epoch in a new order."""
+class RecordingBatches:
+    """Batches of `count` recordings with their texts, in a new order in every epoch.
+
+    window: the frames and mel bands of each recording.
+    before: the token ids that precede every text.
+    """
 
     def __init__(
-        self, data: Sequences, count: int, seed: int, window: tuple[int, int], before: Sequence[int], pad: int,
+        self, data: PreparedDataset, count: int, seed: int, window: tuple[int, int], before: Sequence[int], pad: int,
         shuffle: bool = True,
     ):  # fmt: skip
         self.data, self.count, self.seed, self.shuffle = data, max(count, 1), seed, shuffle
@@ -138,4 +148,4 @@ class Recorded:
 
     def make(self, numbers: np.ndarray) -> Batch:
         sounds, texts = zip(*(self.data[int(number)] for number in numbers), strict=True)
-        return asked(texts, self.before, self.pad)._replace(source=heard(sounds, *self.window))
+        return teacher_forced_after(texts, self.before, self.pad)._replace(source=to_log_mel(sounds, *self.window))

@@ -1,9 +1,8 @@
-"""Sound files: WAV with whole or floating numbers, any channels and any rate, as one row of samples at 16 kHz.
+"""Read WAV files, with integer or floating-point samples, any channels and any rate, as mono samples at 16 kHz.
 
-Other rates are resampled by a windowed sinc: the sum of samples under a wave that lets nothing above half of the lower
-rate through.
+Other rates are resampled with a windowed sinc, a low-pass filter at half of the lower rate.
 
-    y(t) = sum over n of  x(n) c sinc(c (t - n)) w(t - n)         c = min(1, new / old), w: Kaiser's window
+    y(t) = sum over n of  x(n) c sinc(c (t - n)) w(t - n)         c = min(1, new / old), w: a Kaiser window
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from torch import Tensor
 from regard.core import UserError
 from regard.errors import short
 
-from .mel import RATE
+from .mel import SAMPLE_RATE
 
-CROSSINGS, ROLLOFF, BETA = 64, 0.95, 9.0  # of the sinc, on either side; what passes; the window's shape
-WHOLE, FLOATING, EXTENDED = 1, 3, 0xFFFE  # kinds of numbers
-SLOWEST, FASTEST = 1000, 1_000_000  # samples a second; what says otherwise is damaged
-OTHERS = {  # how other files begin
+# Zero crossings of the sinc on either side; the share of the band that passes; the shape of the window.
+CROSSINGS, ROLLOFF, BETA = 64, 0.95, 9.0
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # format codes of WAV
+MIN_RATE, MAX_RATE = 1000, 1_000_000  # samples per second; a file with another rate is damaged
+OTHER_FORMATS = {  # the first bytes of other formats
     b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"\xff\xf2": "MP3",
     b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF", b"RF64": "RF64", b"RIFX": "RIFX", b"\x1aE\xdf\xa3": "WebM",
 }  # fmt: skip
 
 
-class Form(NamedTuple):
-    """What a WAV file says about its samples."""
+class WavFormat(NamedTuple):
+    """The format of the samples of a WAV file."""
 
     kind: int
     channels: int
@@ -42,13 +42,13 @@ class Form(NamedTuple):
 
 
 def read_sound(path: str | Path) -> Tensor:
-    """(samples,) at 16 kHz, between -1 and 1, the mean of its channels."""
+    """Return the mono samples of a file, (samples,) at 16 kHz, between -1 and 1."""
     samples, rate = read_wav(path)
     return resample(samples, rate)
 
 
 def read_wav(path: str | Path) -> tuple[Tensor, int]:
-    """(samples,), the mean of the channels, and how many there are in a second."""
+    """Return the mean of the channels, (samples,), and the sample rate."""
     path, name = Path(path), short(path)
     try:
         data = path.read_bytes()
@@ -69,11 +69,11 @@ def read_wav(path: str | Path) -> tuple[Tensor, int]:
     return torch.from_numpy(numbers), form.rate
 
 
-def _chunks(data: bytes, path: Path) -> tuple[Form, bytes]:
-    """The form and the samples of a RIFF file."""
+def _chunks(data: bytes, path: Path) -> tuple[WavFormat, bytes]:
+    """Return the format and the bytes of the samples of a RIFF file."""
     name = short(path)
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        kind = next((kind for begin, kind in OTHERS.items() if data.startswith(begin)), None)
+        kind = next((kind for begin, kind in OTHER_FORMATS.items() if data.startswith(begin)), None)
         kind = "MP4" if data[4:8] == b"ftyp" else kind
         what = f"is {'an' if kind[0] in 'AMOR' else 'a'} {kind} file" if kind else "is not a WAV file"
         raise UserError(
@@ -85,7 +85,7 @@ def _chunks(data: bytes, path: Path) -> tuple[Form, bytes]:
         tag, size = data[at : at + 4], struct.unpack_from("<I", data, at + 4)[0]
         body = data[at + 8 : at + 8 + size]
         if tag == b"fmt ":
-            form = _form(body, name)
+            form = _wav_format(body, name)
         elif tag == b"data":
             if form is None:
                 break
@@ -99,54 +99,54 @@ def _chunks(data: bytes, path: Path) -> tuple[Form, bytes]:
     raise UserError(f"{name} is a WAV file without {'samples' if form else 'a description of its samples'}")
 
 
-def _form(body: bytes, name: str) -> Form:
+def _wav_format(body: bytes, name: str) -> WavFormat:
     if len(body) < 16:
         raise UserError(f"{name} is a WAV file without a description of its samples")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", body)
-    if kind == EXTENDED and len(body) >= 26:
+    if kind == EXTENSIBLE and len(body) >= 26:
         kind = struct.unpack_from("<H", body, 24)[0]
-    known = {WHOLE: (8, 16, 24, 32), FLOATING: (32, 64)}.get(kind, ())
+    known = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}.get(kind, ())
     if bits not in known:
         raise UserError(
             f"{name} keeps its samples in a way that is not read (kind {kind}, {bits} bits): convert it to plain PCM, "
             f"for example by `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav`"
         )
-    if not channels or not SLOWEST <= rate <= FASTEST:
+    if not channels or not MIN_RATE <= rate <= MAX_RATE:
         raise UserError(f"{name} says that it has {channels} channels and {rate} samples a second")
-    return Form(kind, channels, rate, bits)
+    return WavFormat(kind, channels, rate, bits)
 
 
-def _numbers(samples: bytes, form: Form) -> np.ndarray:
-    """(samples * channels,) between -1 and 1."""
-    if form.kind == FLOATING:
+def _numbers(samples: bytes, form: WavFormat) -> np.ndarray:
+    """Return the samples as floats between -1 and 1, (samples * channels,)."""
+    if form.kind == FLOAT:
         return np.frombuffer(samples, f"<f{form.bits // 8}").astype(np.float32)
     if form.bits == 8:
         return (np.frombuffer(samples, np.uint8).astype(np.float32) - 128) / 128
     if form.bits == 24:
-        low = np.zeros((len(samples) // 3, 4), np.uint8)  # the lowest byte of four
+        low = np.zeros((len(samples) // 3, 4), np.uint8)  # becomes the upper three bytes of four
         low[:, 1:] = np.frombuffer(samples, np.uint8).reshape(-1, 3)
         return (low.reshape(-1).view("<i4") / 2**31).astype(np.float32)
     return (np.frombuffer(samples, f"<i{form.bits // 8}") / 2 ** (form.bits - 1)).astype(np.float32)
 
 
-def resample(samples: Tensor, old: int, new: int = RATE) -> Tensor:
-    """(n,) at `old` samples a second -> (n new / old, rounded up,) at `new`."""
+def resample(samples: Tensor, old: int, new: int = SAMPLE_RATE) -> Tensor:
+    """Resample (n,) from the rate `old` to `new`: (ceil(n * new / old),)."""
     if old == new:
         return samples
     common = math.gcd(old, new)
-    down, up = old // common, new // common  # every `down` samples become `up` others
-    pass_ = ROLLOFF * min(1.0, up / down)
-    reach = math.ceil(CROSSINGS / pass_)
+    down, up = old // common, new // common  # every `down` input samples become `up` output samples
+    cutoff = ROLLOFF * min(1.0, up / down)
+    reach = math.ceil(CROSSINGS / cutoff)
     count = -(-len(samples) * up // down)
     padded = F.pad(samples.float(), (reach, reach + down + 1))
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float64)
     out = samples.new_zeros(-(-count // up), up, dtype=torch.float32)
-    for phase in range(min(up, count)):  # outputs that stand alike between inputs have the same weights
+    for phase in range(min(up, count)):  # outputs at the same phase between inputs have the same weights
         whole, part = divmod(phase * down, up)
-        away = (offsets - part / up) * pass_
+        away = (offsets - part / up) * cutoff
         window = torch.special.i0(BETA * (1 - (away / CROSSINGS).square()).clamp(min=0).sqrt())
         weights = torch.sinc(away) * window * (away.abs() <= CROSSINGS)
-        weights = (weights / weights.sum()).float()  # a constant stays what it is
+        weights = (weights / weights.sum()).float()  # a constant signal is preserved
         near = padded[whole:].unfold(0, len(weights), down)[: len(out)]
         out[: len(near), phase] = near @ weights
     return out.flatten()[:count]

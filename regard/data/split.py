@@ -1,5 +1,5 @@
-"""One corpus cut into train, dev and test: by a hash of the source, so that no source is in two parts and the same seed
-always gives the same parts; a running text is cut into stretches instead, with train in front."""
+"""Split one corpus into train, dev and test: by a hash of the source, so that no source is in two splits and the same
+seed always gives the same splits; a running text is cut into three consecutive ranges instead, train first."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ import numpy as np
 from regard.core import UserError
 
 BINS = 1 << 20
-SHARE, MOST = 0.05, 2000  # when nothing is said: so much for dev and for test each; of pairs no more than so many
-PARTS = ("test", "dev", "train")  # a larger dev leaves test as it is
+# By default, dev and test get this share each; of records no more than this number.
+DEFAULT_SHARE, MAX_DEFAULT_SIZE = 0.05, 2000
+PARTS = ("test", "dev", "train")  # in this order, so that a larger dev leaves test unchanged
 
 Row = tuple[str, ...]
 
 
-def place(text: str, seed: int) -> int:
-    """Where a text falls among the bins."""
+def hash_bin(text: str, seed: int) -> int:
+    """Return the bin of a text, by its hash."""
     digest = blake2b(text.encode(), digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") % BINS
 
 
 @dataclass(frozen=True)
-class Bins:
-    """The records whose source falls from bin `begin` up to `end`."""
+class HashRange:
+    """Selects the records whose source is in a bin from `begin` to before `end`."""
 
     begin: int
     end: int
     seed: int
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
-        return (row for row in rows if self.begin <= place(row[0], self.seed) < self.end)
+        return (row for row in rows if self.begin <= hash_bin(row[0], self.seed) < self.end)
 
     def key(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """The lines that begin from character `begin` up to `end` of a running text."""
+class TextRange:
+    """Selects the lines of a running text that begin from character `begin` to before `end`."""
 
     begin: int
     end: int
@@ -63,16 +64,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Part:
-    share: Bins | Stretch
+    share: HashRange | TextRange
     count: int | None  # records
 
 
 def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -> dict[str, Part]:
-    """sizes: of dev and of test, a count, a share below 1, 0 for none, or None for what is usual."""
+    """Split by a hash of the source. sizes: of dev and test: a count, a share below 1, 0 for none, or None for the
+    default."""
     bins = np.zeros(BINS, dtype=np.int64)
     block: list[int] = []
     for source in sources:
-        block.append(place(source, seed))
+        block.append(hash_bin(source, seed))
         if len(block) == 1 << 16:
             bins += np.bincount(block, minlength=BINS)
             block.clear()
@@ -84,7 +86,7 @@ def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -
         end = BINS if name == "train" else int(np.searchsorted(upto, taken + wanted)) + 1 if wanted else begin
         count = int(upto[min(end, BINS) - 1]) - taken if end > begin else 0
         if count:
-            parts[name] = Part(Bins(begin, min(end, BINS), seed), count)
+            parts[name] = Part(HashRange(begin, min(end, BINS), seed), count)
         begin, taken = max(begin, end), taken + count
     if "train" not in parts:
         raise UserError(
@@ -95,8 +97,8 @@ def by_hash(sources: Iterable[str], sizes: dict[str, float | None], seed: int) -
     return parts
 
 
-def by_stretch(characters: int, sizes: dict[str, float | None]) -> dict[str, Part]:
-    """The text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
+def by_position(characters: int, sizes: dict[str, float | None]) -> dict[str, Part]:
+    """Split a text in order: train, then dev, then test. A size is a share below 1, or a number of characters."""
     dev = _length(sizes.get("dev"), characters, "dev")
     test = _length(sizes.get("test"), characters, "test")
     cut = characters - dev - test
@@ -105,18 +107,18 @@ def by_stretch(characters: int, sizes: dict[str, float | None]) -> dict[str, Par
             f"a text of {characters} characters leaves nothing to train on beside dev ({dev}) and test ({test})"
         )
     stretches = {"train": (0, cut), "dev": (cut, cut + dev), "test": (cut + dev, characters)}
-    return {name: Part(Stretch(*ends), None) for name, ends in stretches.items() if ends[0] < ends[1]}
+    return {name: Part(TextRange(*ends), None) for name, ends in stretches.items() if ends[0] < ends[1]}
 
 
 def _count(size: float | None, total: int, name: str) -> int:
     if size is None:
-        return min(MOST, max(round(SHARE * total), 1))
+        return min(MAX_DEFAULT_SIZE, max(round(DEFAULT_SHARE * total), 1))
     _check(size, name)
     return max(round(size * total), 1) if 0 < size < 1 else int(size)
 
 
 def _length(size: float | None, characters: int, name: str) -> int:
-    size = SHARE if size is None else size
+    size = DEFAULT_SHARE if size is None else size
     _check(size, name)
     return round(size * characters) if size < 1 else int(size)
 

@@ -1,5 +1,5 @@
-"""A long text in streams side by side: every batch goes on, row by row, where the one before it ended, so that what a
-model remembers of a batch is what stands before the next."""
+"""Batches of parallel streams of a long text: each row continues where that of the previous batch ended, so that the
+memory that a model keeps of a batch is the context of the next."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from regard.core import UserError
 from .batches import IGNORE, Batch, pad_rows
 
 
-class Streams:
-    """Batches of `rows` streams in segments of `context` tokens, from the beginning to the end of each; every epoch is
-    cut at a new offset. What comes at the end of an epoch is shorter."""
+class StreamBatches:
+    """Batches of `rows` streams, cut into consecutive segments of `context` tokens at a new offset in every epoch. The
+    last segment of an epoch may be shorter."""
 
     def __init__(self, text: np.ndarray, context: int, rows: int, seed: int):
         if len(text) < context + 1:
@@ -25,7 +25,7 @@ class Streams:
         self.rows = min(rows, max((len(text) - 1) // context, 1))
 
     def epoch(self, number: int) -> list[np.ndarray]:
-        """Of each batch its place in the streams, its length, and where in the text its rows begin."""
+        """Return for each batch its offset in the streams, its length, and where in the text its rows begin."""
         rng = np.random.default_rng((self.seed, number))
         slack = min(self.context, len(self.text) - 1 - self.rows * self.context)
         offset = int(rng.integers(slack)) if slack > 0 else 0
@@ -38,12 +38,12 @@ class Streams:
         place, size, *begins = (int(number) for number in numbers)
         read = torch.from_numpy(np.stack([self.text[at : at + size + 1] for at in begins]).astype(np.int64))
         tokens, targets = read[:, :-1].contiguous(), read[:, 1:].contiguous()
-        return Batch(tokens, targets, count=targets.numel(), place=place)
+        return Batch(tokens, targets, count=targets.numel(), stream_offset=place)
 
 
-def in_order(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
-    """All of a text (time,) in streams, every token asked for exactly once. before: the token that the first one is
-    asked after. There are fewer rows where each would have less than eight segments."""
+def eval_streams(text: np.ndarray, before: int, context: int, rows: int, pad: int) -> Iterator[Batch]:
+    """Yield all of a text (time,) as streams in which every token is a target exactly once. before: the token that
+    precedes the first. There are fewer rows where each would have less than eight segments."""
     rows = max(1, min(rows, len(text) // (8 * context)))
     begins = [len(text) * row // rows for row in range(rows + 1)]
     longest = max(np.diff(begins))
@@ -53,4 +53,4 @@ def in_order(text: np.ndarray, before: int, context: int, rows: int, pad: int) -
         read = [np.append(text[at - 1] if at else before, text[at : end - 1])[: end - at] for at, end in ends]
         tokens, _ = pad_rows(read, pad)
         tokens = tokens[:, : targets.shape[1]]
-        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()), place=place)
+        yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=int(valid.sum()), stream_offset=place)

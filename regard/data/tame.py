@@ -1,7 +1,7 @@
-"""Tokenizers whose text grows without bound are refused before they are used.
+"""Refuse tokenizers that could blow up texts, before they are used.
 
-A tokenizer.json is a programme: a sequence of forty replacements of "a" by "aa" makes 2^40 letters of one. A step makes
-at most f n + c characters or tokens of n, and after it another one (f', c') makes f' f n + f' c + c': both are bounded.
+A tokenizer.json is a program: forty replacements of "a" by "aa" turn one letter into 2^40. A step turns n characters or
+tokens into at most f n + c, and another step (f', c') after it into f' f n + f' c + c': both are bounded.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import tokenizers
 
 from regard.core import UserError
 
-GROWTH = 1000  # times longer may a text become
-LONGEST = 1000  # characters or tokens that are put around a text
+GROWTH = 1000  # a text may become this many times longer
+LONGEST = 1000  # characters or tokens that may be added to a text
 STEPS = 1000
-TOKEN = 10_000  # characters of a token
+TOKEN = 10_000  # the most characters of a token
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
-# A pattern whose every piece takes at least one character: letters, escaped signs and classes, some of them repeated.
-# Any other is taken to match between two characters, too, where a replacement is put in without taking anything away.
-TAKES = re.compile(
+# A pattern that cannot match the empty string: letters, escaped characters and classes, some of them repeated. Any
+# other pattern is assumed to match between characters too, where a replacement is inserted without removing anything.
+NEVER_EMPTY = re.compile(
     r"(?:(?:[^\\()\[\]{}^$*?|+]|\\[sSdDwWnrt.+*?|/\\()\[\]{}^$-]|\\[pP]\{\^?\w+\}|\[\^?(?:[^\\\[\]&]|\\[sSdDwWnrt])+\])"
     r"(?:\+|\{[1-9]\d*(?:,\d*)?\})?)+"
 )
-# Characters that a character becomes at most. Forms one after the other do not multiply: what one has taken apart, the
+# The most characters that one becomes. Successive normalization forms do not multiply: what one has decomposed, the
 # next leaves alone.
 FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 4, "StripAccents": 1}
 OTHERS = {
@@ -39,30 +39,30 @@ OTHERS = {
     "BPEDecoder": 2,  # a space for a suffix, which may be empty
     "CTC": 2,
 }
-AROUND = {"BertProcessing": 4, "RobertaProcessing": 4}  # tokens
+ADDED_TOKENS = {"BertProcessing": 4, "RobertaProcessing": 4}  # tokens
 
 
 class Growth(NamedTuple):
-    """A text of n characters becomes one of at most times * n + more."""
+    """A bound: a text of n characters becomes one of at most times * n + more."""
 
     times: float = 1.0
     more: float = 0.0
 
     def then(self, step: Growth) -> Growth:
-        """Both, this one first."""
+        """Return the growth of both, this one first."""
         return Growth(
             min(self.times * step.times, 2.0 * GROWTH), min(self.more * step.times + step.more, 2.0 * LONGEST)
         )
 
 
-def must_be_tame(table: Any) -> None:
-    """Refuse what a tokenizer.json holds where texts or tokens could become too long."""
+def check_growth(table: Any) -> None:
+    """Refuse a tokenizer.json by which texts or tokens could become too long."""
     if not isinstance(table, dict):
-        return  # the library says what is wrong
+        return  # the library reports what is wrong
     _check_tokens(table)
     steps = _plain(table)
     for parts in (PARTS[:3], PARTS[3:]):
-        growth = _in_turn(steps.get(part) for part in parts)
+        growth = _sequence_growth(steps.get(part) for part in parts)
         if growth.times > GROWTH:
             raise UserError(f"its steps could make a text more than {GROWTH:,} times longer")
         if growth.more > LONGEST:
@@ -70,7 +70,7 @@ def must_be_tame(table: Any) -> None:
 
 
 def _plain(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the steps as the library understands them, which takes some that have no type, and old names."""
+    """Return the steps as the library parses them, since it also accepts old names and steps without a type."""
     bare = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     steps = {part: table.get(part) for part in PARTS}
     model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
@@ -92,16 +92,16 @@ def _check_tokens(table: dict[str, Any]) -> None:
             raise UserError(f"has a {name} of more than {LONGEST:,} characters")
 
 
-def _in_turn(steps: Iterable[Any]) -> Growth:
-    """Return how much a text grows in steps one after the other."""
-    whole, form = Growth(), 1.0  # form: of the last steps, where they are forms
+def _sequence_growth(steps: Iterable[Any]) -> Growth:
+    """Return how much a text grows in consecutive steps."""
+    total, form = Growth(), 1.0  # form: the growth of the normalization forms since the last other step
     for step in steps:
         kind = step.get("type") if isinstance(step, dict) else None
         if kind in FORMS:
             form = max(form, FORMS[kind])
         else:
-            whole, form = whole.then(Growth(form)).then(_growth(step)), 1.0
-    return whole.then(Growth(form))
+            total, form = total.then(Growth(form)).then(_growth(step)), 1.0
+    return total.then(Growth(form))
 
 
 def _growth(step: Any) -> Growth:
@@ -112,37 +112,37 @@ def _growth(step: Any) -> Growth:
         steps = next((found for found in step.values() if isinstance(found, list)), [])
         if len(steps) > STEPS:
             raise UserError(f"has a sequence of {len(steps):,} steps, and {STEPS:,} are the most")
-        return _in_turn(steps)
+        return _sequence_growth(steps)
     if kind == "Replace":
-        return _replaced(step["pattern"], step["content"])
+        return _replace_growth(step["pattern"], step["content"])
     if kind == "Prepend":
         return Growth(1.0, len(step["prepend"]))
     if kind == "Precompiled":
-        return Growth(_charsmap(step["precompiled_charsmap"]))
+        return Growth(_charsmap_growth(step["precompiled_charsmap"]))
     if kind == "TemplateProcessing":
-        single, pair = (_template(step[name], step["special_tokens"]) for name in ("single", "pair"))
+        single, pair = (_template_growth(step[name], step["special_tokens"]) for name in ("single", "pair"))
         return Growth(max(single.times, pair.times), max(single.more, pair.more))
-    return Growth(OTHERS.get(kind, 1), AROUND.get(kind, 0))
+    return Growth(OTHERS.get(kind, 1), ADDED_TOKENS.get(kind, 0))
 
 
-def _replaced(pattern: dict[str, str], content: str) -> Growth:
+def _replace_growth(pattern: dict[str, str], content: str) -> Growth:
     length = float(len(content))
     if text := pattern.get("String"):
         return Growth(max(1.0, length / len(text)))
-    between = not TAKES.fullmatch(pattern.get("Regex", ""))
-    return Growth(length + 1, length) if between else Growth(max(1.0, length))
+    may_be_empty = not NEVER_EMPTY.fullmatch(pattern.get("Regex", ""))
+    return Growth(length + 1, length) if may_be_empty else Growth(max(1.0, length))
 
 
-def _charsmap(coded: str) -> float:
-    """Return the length of its longest replacement: they stand behind the trie, whose size comes first, with zeros
-    between them."""
+def _charsmap_growth(coded: str) -> float:
+    """Return the length of the longest replacement. The data is the size of a trie, the trie, and the replacements,
+    separated by zeros."""
     data = base64.b64decode(coded)
     begin = 4 + int.from_bytes(data[:4], "little")
     return float(max((len(one.decode("utf-8", "replace")) for one in data[begin:].split(b"\0")), default=1) or 1)
 
 
-def _template(pieces: list[dict[str, Any]], special: dict[str, dict[str, Any]]) -> Growth:
-    """Return how often a text itself stands in it, and how many tokens beside it."""
+def _template_growth(pieces: list[dict[str, Any]], special: dict[str, dict[str, Any]]) -> Growth:
+    """Return how often a template repeats a text, and how many tokens it adds."""
     texts = Counter(one["Sequence"]["id"] for one in pieces if "Sequence" in one)
     names = [one["SpecialToken"]["id"] for one in pieces if "SpecialToken" in one]
     tokens = sum(len(special[name]["ids"]) for name in names if name in special)

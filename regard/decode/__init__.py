@@ -1,4 +1,4 @@
-"""From a trained model to sequences: one strategy per file, all through the model's own steps and state."""
+"""Decoding strategies, one per file, all through the model's own steps and state."""
 
 from .beam import beam
 from .config import DecodeConfig, search

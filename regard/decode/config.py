@@ -1,4 +1,4 @@
-"""How to decode, as a recipe's [decode] or a command line says it."""
+"""The settings of decoding, from a recipe's [decode] or the command line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.core import UserError
-from regard.schema import fit
+from regard.schema import check_arguments
 
 from .beam import EARLY_STOPPING, beam
 from .result import Hypothesis, Request, Stepper
 from .sample import SamplingParams, Seeds, sample
 from .speculative import ModelDraft, NgramDraft, speculate
 
-AT_MOST = {"beam": 10_000, "num_return": 10_000, "max_new_tokens": 1 << 17, "speculate": 1 << 10}
-STEEPEST = 10.0  # exponent of a length
+MAXIMA = {"beam": 10_000, "num_return": 10_000, "max_new_tokens": 1 << 17, "speculate": 1 << 10}
+MAX_LENGTH_PENALTY = 10.0  # the largest exponent of the length
 SAMPLING = ("top_k", "top_p", "min_p")
-STRATEGY = ("beam", "num_return", "temperature", *SAMPLING, "repetition_penalty")  # what says how tokens are chosen
+STRATEGY = ("beam", "num_return", "temperature", *SAMPLING, "repetition_penalty")  # the settings that choose a strategy
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,23 @@ class DecodeConfig:
             value = getattr(self, name)
             if value < least:
                 raise UserError(f"decode.{name} must be at least {least}, not {value}")
-            if value > AT_MOST.get(name, value):
-                raise UserError(f"decode.{name} must be at most {AT_MOST[name]:,}, not {value:,}")
-        if abs(self.length_penalty) > STEEPEST:
-            raise UserError(f"decode.length_penalty must be from {-STEEPEST} to {STEEPEST}, not {self.length_penalty}")
+            if value > MAXIMA.get(name, value):
+                raise UserError(f"decode.{name} must be at most {MAXIMA[name]:,}, not {value:,}")
+        if abs(self.length_penalty) > MAX_LENGTH_PENALTY:
+            raise UserError(
+                f"decode.length_penalty must be from {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, "
+                f"not {self.length_penalty}"
+            )
         if self.early_stopping not in EARLY_STOPPING:
-            known = f"{', '.join(EARLY_STOPPING[:-1])} or {EARLY_STOPPING[-1]}"
-            raise UserError(f"decode.early_stopping must be {known}, not '{self.early_stopping}'")
+            choices = f"{', '.join(EARLY_STOPPING[:-1])} or {EARLY_STOPPING[-1]}"
+            raise UserError(f"decode.early_stopping must be {choices}, not '{self.early_stopping}'")
         if self.temperature < 0 or self.repetition_penalty <= 0 or (self.seed or 0) < 0:
             raise UserError(
                 "decode.temperature and decode.seed must not be negative, and decode.repetition_penalty above 0"
             )
         if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
             raise UserError("decode.top_p must be above 0 and up to 1, and decode.min_p from 0 to 1")
-        if self.beam > 1 and (self.draws or self.repetition_penalty != 1):
+        if self.beam > 1 and (self.samples or self.repetition_penalty != 1):
             raise UserError("beam search takes no temperature and no repetition penalty: for those say decode.beam = 1")
         if self.beam > 1 and self.speculate:
             raise UserError("speculative decoding is for greedy search and sampling: for that say decode.beam = 1")
@@ -96,7 +99,7 @@ class DecodeConfig:
             raise UserError(
                 "speculative decoding is for language models, and shortlists for translation: give one of them"
             )
-        if not self.draws and any(getattr(self, name) != getattr(DecodeConfig, name) for name in SAMPLING):
+        if not self.samples and any(getattr(self, name) != getattr(DecodeConfig, name) for name in SAMPLING):
             raise UserError("top_k, top_p and min_p say how to sample: give decode.temperature as well")
         if self.num_return > self.beam:
             raise UserError(
@@ -104,45 +107,52 @@ class DecodeConfig:
             )
 
     @property
-    def draws(self) -> bool:
+    def samples(self) -> bool:
         return self.temperature > 0
 
     @classmethod
     def read(cls, table: dict[str, Any], base: DecodeConfig | None = None) -> DecodeConfig:
-        """From a recipe's [decode] or a command line, unknown keys refused. Where the table is silent, `base` holds,
-        unless it speaks of sampling and the table of beam search, or the other way round. `SAMPLED` is left as a whole
-        where the table says how tokens are chosen."""
+        """Read a recipe's [decode] or the settings of a command line; unknown keys are refused. `base` gives the other
+        settings, except that a table for beam search drops those for sampling, and the other way round. A `base` of
+        DEFAULT_SAMPLING is dropped as a whole where the table chooses a strategy."""
         if not isinstance(table, dict):
             raise UserError(f"[decode] is a table of settings, such as beam = 5, not {table!r}")
-        table = fit(cls, table, {}, "decode")
+        table = check_arguments(cls, table, {}, "decode")
         base = base or cls()
         kept = {field.name: getattr(base, field.name) for field in fields(cls)}
-        usual = {name: getattr(SAMPLED, name) for name in ("temperature", "top_p", "seed")}
-        if usual.items() <= kept.items() and any(name in table for name in STRATEGY):
-            kept |= {name: getattr(cls, name) for name in usual}
-        left = ()  # what the table has turned away from
+        default = {name: getattr(DEFAULT_SAMPLING, name) for name in ("temperature", "top_p", "seed")}
+        if default.items() <= kept.items() and any(name in table for name in STRATEGY):
+            kept |= {name: getattr(cls, name) for name in default}
+        dropped = ()  # settings of the other strategy
         if table.get("beam", 1) > 1 or table.get("num_return", 1) > 1:
             kept["beam"] = max(base.beam, table.get("num_return", 1))
-            left = ("temperature", *SAMPLING, "repetition_penalty")
+            dropped = ("temperature", *SAMPLING, "repetition_penalty")
         elif any(name in table for name in ("beam", "temperature", *SAMPLING, "repetition_penalty")):
-            left = ("beam", "num_return") + (SAMPLING if table.get("temperature") == 0 else ())
-        return cls(**kept | {name: getattr(cls, name) for name in left} | table)
+            dropped = ("beam", "num_return") + (SAMPLING if table.get("temperature") == 0 else ())
+        return cls(**kept | {name: getattr(cls, name) for name in dropped} | table)
 
 
-# Of a language model of which nothing is said: greedy texts soon go round in circles (Holtzman et al. 2020,
-# arXiv:1904.09751). The seed makes answers come out the same again.
-SAMPLED = DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
+# For a language model without settings: greedy texts soon repeat themselves (Holtzman et al. 2020, arXiv:1904.09751).
+# The seed makes answers reproducible.
+DEFAULT_SAMPLING = DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
 
 
 def search(
-    model: Stepper, request: Request, config: DecodeConfig, seeds: Seeds | None = None, smaller: Stepper | None = None
+    model: Stepper,
+    request: Request,
+    config: DecodeConfig,
+    seeds: Seeds | None = None,
+    draft_model: Stepper | None = None,
 ) -> list[list[Hypothesis]]:
-    """The answers for every row of the request, best first. seeds: one for each row, where it samples.
-    smaller: a model that drafts tokens, where `config.speculate` says how many; without one, n-grams of the text do."""
+    """Return the answers for every row of the request, best first.
+
+    seeds: one for each row, for sampling.
+    draft_model: drafts `config.speculate` tokens at a time; without one, n-grams of the text do.
+    """
     if config.beam > 1:
         return beam(model, request, config.beam, config.length_penalty, config.num_return, config.early_stopping)
     if config.speculate:
-        draft = NgramDraft() if smaller is None else ModelDraft(smaller, request.room)
+        draft = NgramDraft() if draft_model is None else ModelDraft(draft_model, request.capacity)
         return [[one] for one in speculate(model, request, draft, config.speculate, sampling(config), seeds)]
     return [[one] for one in sample(model, request, *sampling(config), seeds)]
 

@@ -1,4 +1,4 @@
-"""A decoding session: steps a model, one position of the whole stack in one call of a kernel where that is possible.
+"""A decoding session: steps a model, the whole stack in one kernel call per token where that is possible.
 
 `Model.step` is the definition. A session compiles the same step once from what the parts declare (core/fusion.py), and
 takes it as long as nothing in the stack is hooked, replaced, watched, reassigned, training or learning; otherwise, and
@@ -31,37 +31,37 @@ from regard.ops.dispatch import (
     is_contiguous,
     is_plain_linear,
     note,
-    refused,
-    touch,
+    why_no_kernels,
+    why_touched,
 )
-from regard.ops.linear import flat
+from regard.ops.linear import flatten_rows
 from regard.schema import name_of
 
 from .int8 import Int8Linear
 
-FUSED = "fused step"
+FUSED_STEP = "fused step"
 
 
 def session(model: Any) -> Any:
-    """Return what a strategy steps: a session of a model; of an ensemble, with a session for each of its models."""
+    """Return a session for a model, or an ensemble with a session for each of its models."""
     if isinstance(model, Model):
         return Session(model)
     return model.session() if hasattr(model, "session") else model
 
 
 class Session:
-    """A model behind the same methods, whose steps may be fused."""
+    """Steps a model by its own methods, with fused kernels where possible."""
 
     def __init__(self, model: Model):
         self.model, self.vocab = model, model.vocab
         self.reorder, self.logits = model.reorder, model.logits
         self.logits_for, self.output_projection = model.logits_for, model.output_projection
         self._fused: FusedStack | None = None
-        self._never = ""  # why no step can be fused
+        self._why_never_fused = ""  # empty until it is known that no step can be fused
 
     @property
     def is_hooked(self) -> bool:
-        """Whether hooks of the model want the logits of every step."""
+        """Whether the model has hooks, which need the logits of every step."""
         return hooked(self.model)
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> State:
@@ -71,7 +71,7 @@ class Session:
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         if self.is_hooked:
-            note(FUSED, f"the model {touch(self.model)}", SEPARATE)
+            note(FUSED_STEP, f"the model {why_touched(self.model)}", SEPARATE)
             return self.model.step(tokens, state, valid, segments)
         x, context, state = self.model.advance(tokens, state, valid, segments, self._step_stack)
         return self.model.head(x, context), state
@@ -82,35 +82,35 @@ class Session:
     def _step_stack(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
         found = self._step_fused(x, state, context)
         if isinstance(found, str):
-            note(FUSED, found, SEPARATE)
+            note(FUSED_STEP, found, SEPARATE)
             return self.model.stack.step(x, state, context)
-        note(FUSED)
+        note(FUSED_STEP)
         return found
 
     def _step_fused(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
         """Return the step, or why it cannot be fused."""
-        if self._never:
-            return self._never
+        if self._why_never_fused:
+            return self._why_never_fused
         if x.shape[1] != 1:
             return "a step of several positions"
         if torch.is_grad_enabled():
-            return "gradients are wanted: there is no torch.no_grad() around it"
+            return "gradients are enabled: there is no torch.no_grad() around it"
         if self.model.stack.training:
             return "the model is in training mode"
         kernels = inference_kernels(x)
         if kernels is None:
-            return refused(x)
+            return why_no_kernels(x)
         if self._fused is None or not self._fused.is_current(x):
             compiled = FusedStack.compile(self.model.stack, x)
             if isinstance(compiled, str):
-                self._fused, self._never = None, compiled  # the plain step is as good for the rest
+                self._fused, self._why_never_fused = None, compiled  # what cannot be fused once is not tried again
                 return compiled
             self._fused = compiled
         return self._fused.run(kernels, x, state, context)
 
 
 class FusedStack:
-    """A stack as one call of a kernel, for the modules and weights that it had when it was compiled."""
+    """A stack compiled into one kernel call, valid for the modules and weights that it had then."""
 
     def __init__(
         self,
@@ -120,20 +120,20 @@ class FusedStack:
         last_norm: NormParams | None,
         x: Tensor,
     ):
-        """declared, norms: of every branch of every layer in turn; the norms before and after it."""
+        """declared, norms: for every branch of every layer in turn, its description and the norms around it."""
         self.declared, self.norms, self.last_norm, self.dtype = declared, norms, last_norm, x.dtype
         self.snapshot = Snapshot(modules)
         self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
         self.program: Program | None = None
-        self.planned: list[AttentionStep | None] = []  # what the program was made for
+        self.planned: list[AttentionStep | None] = []  # the steps that the program was made for
         self.rows = 0
 
     @classmethod
     def compile(cls, stack: Stack, x: Tensor) -> FusedStack | str:
-        """Return why not where a module is touched or training, or does what no kernel does."""
+        """Compile a stack; or return why not: a module is modified, in training mode, or not supported by a kernel."""
         modules = list(stack.modules())
         for path, module in stack.named_modules():
-            if what := "is in training mode" if module.training else touch(module):
+            if what := "is in training mode" if module.training else why_touched(module):
                 return f"{path or 'the stack'} {what}"
             if isinstance(module, Tap) and module.watchers:
                 return f"{path} is watched"
@@ -146,7 +146,7 @@ class FusedStack:
                     which = branch if branch in ("mixer", "feedforward") else f"{branch} mixer"
                     return f"the {which} '{name_of(mixer)}' declares nothing to fuse"
                 if around is None:
-                    return f"the wiring '{name_of(layer.wiring)}' does more than the fused step knows"
+                    return f"the wiring '{name_of(layer.wiring)}' does more than the fused step supports"
                 both = _norms(around, x)
                 if isinstance(both, str):
                     return both
@@ -159,8 +159,8 @@ class FusedStack:
         return self.dtype == x.dtype and self.snapshot.holds()
 
     def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
-        """Take the next position of every row: x (rows, 1, width) -> the same, and the state after it. Or return why
-        this step is for the model."""
+        """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it; or
+        return why the model must take this step."""
         states = [own for layer in state for own in layer]
         steps: list[AttentionStep | None] = []
         groups: dict[Any, tuple[AttentionStep, Any]] = {}
@@ -177,24 +177,24 @@ class FusedStack:
             step = None if first is None else declared.follow(first[0], first[1], own)
             step = step or declared.step(x, own, context)
             if step is None:
-                return "rows write to different slots of the cache, or it is of another dtype"
+                return "rows write to different slots of the cache, or the cache has another dtype"
             groups.setdefault(declared.group, (step, own))
             steps.append(step)
-        if fits and all(map(_is_same_place, self.planned, steps)):
+        if fits and all(map(_same_buffers, self.planned, steps)):
             assert self.program is not None
             for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
                 if step is not None and step is not before:
-                    update_attention(made, step.slot or 0, step.added, step.row_owner, step.key_count, step.rotary)
+                    update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
             self.planned = steps
         elif not self._plan(kernels, x, steps):
-            return "a linear map is no plain one, or too large to be packed for so many rows"
+            return "a linear layer is not a plain torch.nn.Linear, or too large to be packed for so many rows"
         assert self.program is not None
         after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
-        y = self.program.run(kernels, flat(x)).view(x.shape)
+        y = self.program.run(kernels, flatten_rows(x)).view(x.shape)
         return y, tuple(tuple(next(after) for _ in layer) for layer in state)
 
     def _plan(self, kernels: Kernels, x: Tensor, steps: list[AttentionStep | None]) -> bool:
-        """Make the program for these rows and buffers; False where a linear map cannot take so many rows."""
+        """Make the program for these rows and buffers; return False where a linear layer cannot take so many rows."""
         made, norms = [], []
         for declared, around, step in zip(self.declared, self.norms, steps, strict=True):
             fused = self._branch(kernels, declared, len(x), step)
@@ -220,12 +220,12 @@ class FusedStack:
         if any(made is None and module is not None for made, module in zip(maps, modules, strict=True)):
             return None
         return plan_attention(
-            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.added, step.row_owner,
+            maps, rows, step.keys, step.values, step.slot or 0, declared.scale, step.attn_mask, step.row_owner,
             step.key_count, step.queries, step.rotary,
         )  # fmt: skip
 
     def _all(self, kernels: Kernels, rows: int, *modules: nn.Module | None) -> list[LinearParams | None]:
-        """Return linear maps as the kernel takes them, None for what is none."""
+        """Return linear layers as structs for the kernel, None for None."""
         many, made = rows > FEW_ROWS, []
         for module in modules:
             if module is not None and (module, many) not in self.linears:
@@ -235,7 +235,7 @@ class FusedStack:
 
 
 def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool) -> LinearParams | None:
-    """Return a linear map as the kernel takes it; with its weights packed for many rows. None where it cannot."""
+    """Return a linear layer as a struct for the kernel, its weights packed for many rows; None where that cannot be."""
     if isinstance(module, Int8Linear):
         return None if many or not is_contiguous(module.bias) else module.params()
     if not is_plain_linear(module):
@@ -245,16 +245,16 @@ def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool)
         return None
     if not many:
         return linear_params(weight, bias)
-    if weight.numel() > PACKED_WEIGHTS or weight.is_inference():  # an inference tensor cannot tell that it was changed
+    if weight.numel() > PACKED_WEIGHTS or weight.is_inference():  # changes of an inference tensor cannot be detected
         return None
     return linear_params(weight, bias, pack_matrix(kernels, weight.T).numbers)
 
 
 def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | str:
-    """Return norms as the kernel takes them, None for those that do nothing; or why one cannot be taken."""
+    """Return norms as structs for the kernel, None for identities; or why one is not supported."""
     made: list[NormParams | None] = []
     for norm in norms:
-        if norm is None or norm.idle:
+        if norm is None or norm.is_identity:
             made.append(None)
             continue
         declared: FusedNorm | None = norm.fused()
@@ -265,8 +265,8 @@ def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] |
     return made
 
 
-def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> bool:
-    """Return whether the buffers of two steps are the same memory, in the same layout."""
+def _same_buffers(planned: AttentionStep | None, now: AttentionStep | None) -> bool:
+    """Return whether two steps use the same memory in the same layout."""
     if planned is None or now is None:
         return planned is now
     return planned is now or (
@@ -279,8 +279,8 @@ def _is_same_place(planned: AttentionStep | None, now: AttentionStep | None) -> 
 
 
 class Snapshot:
-    """All that makes a fused step what it is: attributes, submodules, parameters, hooks and watchers of every module,
-    and where the weights lie and their versions."""
+    """What a fused step depends on: attributes, submodules, parameters, hooks and watchers of every module, and the
+    addresses and versions of the weights."""
 
     def __init__(self, modules: list[nn.Module]):
         attributes = [vars(module) for module in modules]
@@ -291,7 +291,7 @@ class Snapshot:
         self.held = [*attributes, *filter(None, inside)]
         self.before = [dict(held) for held in self.held]
         self.weights = [t for own in attributes for t in own["_parameters"].values() if t is not None]
-        self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others cannot tell
+        self.versioned = [weight for weight in self.weights if not weight.is_inference()]  # the others have no version
         self.where = self._where()
 
     def holds(self) -> bool:
@@ -299,7 +299,7 @@ class Snapshot:
             return False
         try:
             return all(map(eq, self.held, self.before)) and self._where() == self.where
-        except RuntimeError:  # another tensor stands where one stood
+        except RuntimeError:  # a tensor was replaced by another
             return False
 
     def _where(self) -> tuple[list[int], list[int], bool]:

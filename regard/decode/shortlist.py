@@ -1,11 +1,11 @@
-"""A shortlist: which words of the target are worth a look, by the words of the source. The rest is not even scored.
+"""A shortlist of target tokens, chosen by the source tokens: only these are scored.
 
-How likely a target token is with a source token is learned from pairs, without their order (IBM model 1):
+The probability of a target token y given a source token x is learned from pairs, without word order (IBM model 1):
 
-    t(y | x) = share of y's that x explains,     of each y as much as   t(y | x) / sum over x' beside it of t(y | x')
+    t(y | x) = normalized sum over pairs of   t(y | x) / sum over source tokens x' of the pair of t(y | x')
 
 Brown et al. 1993, "The Mathematics of Statistical Machine Translation". As shortlist: L'Hostis et al. 2016,
-arXiv:1610.00072. Answers can change where a word is missing from the list; log p is that among the words listed.
+arXiv:1610.00072. Answers can change where a token is missing from the list; log p is relative to the listed tokens.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .result import Hypothesis, Request
 from .session import session
 
 FILE = "shortlist.safetensors"
-PAIRS = 300_000  # from which it is learned, at the most
+PAIRS = 300_000  # at most, to learn from
 ROUNDS = 5
-WIDE = 100  # tokens: longer texts tell little about which word goes with which
+MAX_TOKENS = 100  # of a text that are used: longer texts say little about which words belong together
 NONE = -1
 
 
 class Shortlist:
-    """likely (source vocabulary, each): target tokens that go with each source token, best first, NONE where there are
-    fewer. common (n,): those that may always come."""
+    """likely: (source vocabulary, each) the target tokens for each source token, best first, padded with NONE.
+    common: (n,) the target tokens that are always listed."""
 
     def __init__(self, likely: Tensor, common: Tensor):
         self.likely, self.common = likely, common
 
     def tokens_for(self, source: Tensor) -> Tensor:
-        """Target tokens, in their order, for all of these source tokens (n,) together."""
+        """Return the sorted target tokens for all of these source tokens (n,)."""
         found = torch.cat((self.common.to(source.device), self.likely.to(source.device)[source.unique()].flatten()))
         return found[found != NONE].unique()
 
@@ -55,13 +55,16 @@ class Shortlist:
         common: int = 200,
         always: Sequence[int] = (),
     ) -> Shortlist:
-        """From pairs of tokens. each: target tokens for a source token; common: the most frequent target tokens, which
-        come on top, as `always` do."""
+        """Learn a shortlist from pairs of token lists.
+
+        each:   target tokens for a source token.
+        common: the number of most frequent target tokens, which are always listed, as those in `always` are.
+        """
         sources, targets, places, place = [], [], [], 0
         often = np.zeros(vocab[1], dtype=np.int64)
         for source, target in islice(pairs, PAIRS):
             np.add.at(often, np.asarray(target, dtype=np.int64), 1)
-            xs, ys = np.unique(source)[:WIDE], np.unique(target)[:WIDE]
+            xs, ys = np.unique(source)[:MAX_TOKENS], np.unique(target)[:MAX_TOKENS]
             if not len(xs) or not len(ys):
                 continue
             sources.append(np.tile(xs, len(ys)))
@@ -70,15 +73,15 @@ class Shortlist:
             place += len(ys)
         if not place:
             raise UserError("there are no pairs to learn a shortlist from")
-        known, link = np.unique(
+        keys, link = np.unique(
             np.concatenate(sources).astype(np.int64) * vocab[1] + np.concatenate(targets), return_inverse=True
         )
         seat = np.concatenate(places)
-        x, y = known // vocab[1], known % vocab[1]
-        share = np.ones(len(known))
+        x, y = keys // vocab[1], keys % vocab[1]
+        share = np.ones(len(keys))
         for _ in range(ROUNDS):
-            beside = share[link]
-            counts = np.bincount(link, beside / np.bincount(seat, beside, place)[seat], len(known))
+            weights = share[link]
+            counts = np.bincount(link, weights / np.bincount(seat, weights, place)[seat], len(keys))
             share = counts / np.bincount(x, counts, vocab[0])[x]
         order = np.lexsort((y, -share, x))
         rank = np.arange(len(order)) - np.searchsorted(x[order], x[order])
@@ -104,8 +107,8 @@ class Shortlist:
                 f"{short(path.parent)} has no shortlist: make one by 'regard shortlist {short(path.parent)}'"
             )
         try:
-            told = load_file(path)
-            likely, common = told["likely"], told["common"]
+            stored = load_file(path)
+            likely, common = stored["likely"], stored["common"]
             if likely.dim() != 2 or common.dim() != 1 or likely.is_floating_point() or common.is_floating_point():
                 raise KeyError("tables of token numbers")
             if not (likely.numel() and common.numel()) or int(common.min()) < 0:
@@ -117,37 +120,37 @@ class Shortlist:
         return cls(likely.long(), common.long())
 
 
-class Fewer:
-    """A model that knows some tokens alone, under numbers of its own: their places among these."""
+class ShortlistedModel:
+    """A model over a shortlist of tokens (n,), whose ids are their indices in the list."""
 
-    def __init__(self, model: Model, among: Tensor):
+    def __init__(self, model: Model, tokens: Tensor):
         model = session(model)
-        self.model, self.tokens, self.vocab = model, among, len(among)
-        self.start, self.reorder, self.logits = model.start, model.reorder, model.logits_for(among)
+        self.model, self.tokens, self.vocab = model, tokens, len(tokens)
+        self.start, self.reorder, self.logits = model.start, model.reorder, model.logits_for(tokens)
 
     def last_hidden(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         return self.model.last_hidden(self.tokens[tokens], state, valid)
 
     def output_projection(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
-        known = self.model.output_projection() if hasattr(self.model, "output_projection") else None
-        if known is None:
+        projection = self.model.output_projection() if hasattr(self.model, "output_projection") else None
+        if projection is None:
             return None
-        before, table, bias = known
+        before, table, bias = projection
         return before, table[self.tokens], None if bias is None else bias[self.tokens]
 
     def step(self, tokens: Tensor, state: Any, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         scores, state = self.model.step(self.tokens[tokens], state, valid)
         return scores[..., self.tokens], state
 
-    def asked(self, request: Request) -> Request:
-        """The same in its numbers."""
-        if request.rule is not None:
-            raise UserError("a shortlist does not go with rules about what may be said, which this model has")
+    def to_shortlist_ids(self, request: Request) -> Request:
+        """Return the request with shortlist ids."""
+        if request.logits_processor is not None:
+            raise UserError("a shortlist cannot be combined with this model's logits processors")
         prefix = torch.searchsorted(self.tokens, request.prefix)
         end = int(torch.searchsorted(self.tokens, torch.tensor(request.end, device=self.tokens.device)))
         return request._replace(prefix=prefix, end=end)
 
-    def told(self, answers: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """In everybody's numbers again."""
+    def to_vocab_ids(self, answers: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the answers with ids of the vocabulary."""
         names = self.tokens.tolist()
         return [[one._replace(tokens=[names[token] for token in one.tokens]) for one in row] for row in answers]

@@ -1,5 +1,5 @@
-"""Several batches at once: on a CPU, two cores that work on a batch each get further than two that share every
-small product of one. By processes of their own where there can be some, by threads otherwise."""
+"""Decodes several batches in parallel: on a CPU, one core per batch is faster than all cores sharing every small matrix
+product of one batch. Uses forked processes where possible, threads otherwise."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 
-def at_once(
-    jobs: Sequence[Job], work: Callable[[Job], Done], many: int, forks: bool = False
+def run_parallel(
+    jobs: Sequence[Job], work: Callable[[Job], Done], workers: int, forks: bool = False
 ) -> Iterator[tuple[Job, Done]]:
-    """Each job and what `work` makes of it, as they are done; `many` at a time, by forks if that is said."""
-    many = min(many, len(jobs))
-    if many < 2:
+    """Yield each job and `work(job)` in the order of completion; `workers` run at a time, forked processes or
+    threads."""
+    workers = min(workers, len(jobs))
+    if workers < 2:
         for job in jobs:
             yield job, work(job)
         return
-    yield from (_by_forks if forks else _by_threads)(jobs, work, many)
+    yield from (_by_forks if forks else _by_threads)(jobs, work, workers)
 
 
-def _by_threads(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> Iterator[tuple[Job, Done]]:
+def _by_threads(jobs: Sequence[Job], work: Callable[[Job], Done], workers: int) -> Iterator[tuple[Job, Done]]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what the new threads begin with
-    pool = ThreadPoolExecutor(many)
+    torch.set_num_threads(1)  # for the new threads
+    pool = ThreadPoolExecutor(workers)
     try:
-        asked = {pool.submit(work, job): job for job in jobs}
-        for done in as_completed(asked):
-            yield asked[done], done.result()
+        futures = {pool.submit(work, job): job for job in jobs}
+        for done in as_completed(futures):
+            yield futures[done], done.result()
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
 
 
-def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> Iterator[tuple[Job, Done]]:
+def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], workers: int) -> Iterator[tuple[Job, Done]]:
     helpers: list[Fork] = []
-    load_kernels()  # which all of them have then
+    load_kernels()  # before forking, so that every process has them
     try:
-        for _ in range(many):
+        for _ in range(workers):
             helpers.append(Fork(lambda number: work(jobs[number]), helpers, "decoding"))
         waiting = iter(range(len(jobs)))
         busy = {}
@@ -55,7 +56,7 @@ def _by_forks(jobs: Sequence[Job], work: Callable[[Job], Done], many: int) -> It
             busy[helper.line] = helper, next(waiting)
             helper.send(busy[helper.line][1])
         while busy:
-            ready = wait(list(busy), machine.LOOK_EVERY)
+            ready = wait(list(busy), machine.POLL_SECONDS)
             for helper, _ in busy.values() if not ready else ():
                 helper.check()
             for line in ready:

@@ -1,4 +1,4 @@
-"""For those who leave: a run as a model of another program. One file for each program."""
+"""Export a run as a model of another program. One file for each program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from regard.files.paths import must_be_new
 PROGRAMS = {
     "ctranslate2": ("ctranslate2",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-}  # and the packages they take
+}  # program -> the packages that it needs
 
 
 def export(folder: str | Path, target: str | Path, to: str, numbers: str | None = None) -> list[Path]:
-    """The run in `folder`, for program `to`, into the new folder `target`. The files that were written.
+    """Export the run in `folder` for the program `to` into a new folder, and return the files that were written.
 
-    numbers: how the other program keeps weights, in its own words (int8, float16, ...); None: as they are.
+    numbers: the number format of the weights, as the other program names it (int8, float16, ...); None: unchanged.
     """
     from regard.tasks.load import load
 
@@ -29,13 +29,13 @@ def export(folder: str | Path, target: str | Path, to: str, numbers: str | None 
         try:
             import_module(package)
         except ImportError:
-            raise UserError(f"to write for {to}, its own package is needed: pip install {package}") from None
+            raise UserError(f"to export to {to}, its package is needed: pip install {package}") from None
     target = Path(target)
     must_be_new(target)
     run = load(folder)
     module = import_module(f".{to}", __name__)
     part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by an export that was killed
     part.mkdir(parents=True)
     try:
         module.write(run, part, numbers)

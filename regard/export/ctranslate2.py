@@ -1,8 +1,7 @@
-"""A Transformer as a model of CTranslate2: encoder-decoders to be read by its Translator, decoders by its Generator.
+"""Export a Transformer to CTranslate2: encoder-decoders for its Translator, decoders for its Generator.
 
-It knows attention in heads with sinusoidal, learned, rotary or ALiBi positions, feed-forwards with and without a gate,
-and norms before or after. Whatever else a model is made of is refused by name: nothing goes out that would say
-something else there.
+CTranslate2 supports multi-head attention with sinusoidal, learned, rotary or ALiBi positions, gated and plain
+feed-forwards, and pre-norm and post-norm. Any other part is refused by name, since its output would differ there.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "gelu_quick": "GELUSigmoid", "silu": "SWISH",
     "tanh": "Tanh", "sigmoid": "Sigmoid",
 }  # fmt: skip
-NUMBERS = ("int8", "int8_float32", "int8_float16", "int16", "float16", "bfloat16", "float32")
-LONGEST = 4096  # places of a table for positions that have no end
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int16", "float16", "bfloat16", "float32")
+MAX_POSITIONS = 4096  # rows of the table for positions without a limit
 
 
 def write(run: Run, folder: Path, numbers: str | None) -> None:
-    if numbers is not None and numbers not in NUMBERS:
-        raise UserError(f"CTranslate2 keeps weights as {', '.join(NUMBERS)}, not as '{numbers}'")
+    if numbers is not None and numbers not in QUANTIZATIONS:
+        raise UserError(f"CTranslate2 keeps weights as {', '.join(QUANTIZATIONS)}, not as '{numbers}'")
     model = run.model
     if not isinstance(run, Run) or not isinstance(model, Model):
         _refuse(f"models that do not write texts token by token, and this is a {type(run).__name__}")
-    if run.target.forced is not None or run.target.ends or run.target.never:
+    if run.target.forced_bos is not None or run.target.extra_ends or run.target.suppressed:
         _refuse("a tokenizer that forces or forbids tokens")
     if model.encoder is None:
         spec: Any = transformer_spec.TransformerDecoderModelSpec(_decoder(model))
-        spec.register_vocabulary(_words(run.target, model.vocab))
+        spec.register_vocabulary(_vocabulary(run.target, model.vocab))
     else:
         spec = transformer_spec.TransformerSpec(_encoder(model), _decoder(model))
-        spec.register_source_vocabulary(_words(run.source, model.source_vocab))
-        spec.register_target_vocabulary(_words(run.target, model.vocab))
+        spec.register_source_vocabulary(_vocabulary(run.source, model.source_vocab))
+        spec.register_target_vocabulary(_vocabulary(run.target, model.vocab))
         spec.config.decoder_start_token = run.target.inner.id_to_token(run.target.start)
-        spec.config.add_source_eos = not run.source.sets_marks
+        spec.config.add_source_eos = not run.source.adds_special_tokens
     for mark, number in (("bos", run.target.start), ("eos", run.target.end), ("unk", run.target.unk)):
         setattr(spec.config, f"{mark}_token", run.target.inner.id_to_token(number))
     spec.config.layer_norm_epsilon = _epsilon(model)
@@ -58,7 +57,9 @@ def _encoder(model: Model) -> Any:
     stack, embed = model.encoder, model.source_embed
     assert stack is not None
     assert embed is not None
-    spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), _first(stack).heads, **_shared(stack, embed))
+    spec = transformer_spec.TransformerEncoderSpec(
+        len(stack.layers), _first_attention(stack).heads, **_common_options(stack, embed)
+    )
     _fill_embed(spec, spec.embeddings[0], embed)
     _fill_stack(spec, stack, ("mixer", "feedforward"))
     return spec
@@ -66,14 +67,14 @@ def _encoder(model: Model) -> Any:
 
 def _decoder(model: Model) -> Any:
     crosses = model.encoder is not None
-    given = _shared(model.stack, model.embed)
-    position = _first(model.stack).position
+    given = _common_options(model.stack, model.embed)
+    position = _first_attention(model.stack).position
     if name_of(position) == "alibi":
         if position.slopes[-1] != 2.0**-8 and len(position.slopes) & (len(position.slopes) - 1) == 0:
             _refuse("slopes of ALiBi that end elsewhere than at 2^-8")
         given |= {"alibi": True, "alibi_use_positive_positions": False}
     spec = transformer_spec.TransformerDecoderSpec(
-        len(model.stack.layers), _first(model.stack).heads, with_encoder_attention=crosses, **given
+        len(model.stack.layers), _first_attention(model.stack).heads, with_encoder_attention=crosses, **given
     )
     _fill_embed(spec, spec.embeddings, model.embed)
     _fill_stack(spec, model.stack, ("mixer", *(["cross"] if crosses else []), "feedforward"))
@@ -86,9 +87,9 @@ def _decoder(model: Model) -> Any:
     return spec
 
 
-def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
-    """What both sides are told alike."""
-    mixer, layer = _first(stack), stack._layers[0]
+def _common_options(stack: Stack, embed: Embed) -> dict[str, Any]:
+    """Return the options that encoder and decoder have in common."""
+    mixer, layer = _first_attention(stack), stack._layers[0]
     feed: Any = layer.branches["feedforward"] if "feedforward" in layer.branches else _refuse("layers without one")
     if name_of(layer.wiring) not in ("pre", "post"):
         _refuse(f"the wiring '{name_of(layer.wiring)}'")
@@ -98,9 +99,9 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
         _refuse(f"the activation '{activation_of(feed)}'")
     before, last = name_of(layer.wiring) == "pre", name_of(stack.norm)
     if not before and last != "none":
-        _refuse("a norm after layers that have theirs last")
+        _refuse("a final norm after post-norm layers")
     given: dict[str, Any] = {
-        "pre_norm": before, "no_final_norm": last == "none", "rms_norm": _kind(layer.wiring.norms[0]) == "rms",
+        "pre_norm": before, "no_final_norm": last == "none", "rms_norm": _norm_kind(layer.wiring.norms[0]) == "rms",
         "activation": getattr(common_spec.Activation, ACTIVATIONS[activation_of(feed)]),
         "ffn_glu": name_of(feed) == "glu",
         "layernorm_embedding": name_of(embed.norm) != "none",
@@ -113,10 +114,10 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
     if name_of(position) == "rotary":
         if position.strength != 1 or name_of(embed.position) != "none":
             _refuse("rotary positions that are scaled, or that come on top of others")
-        base = position.rates[1] ** -(position.turned / 2) if len(position.rates) > 1 else 10000.0
-        if not np.allclose(position.rates, [base ** (-2 * i / position.turned) for i in range(position.turned // 2)]):
+        base = position.rates[1] ** -(position.rotated / 2) if len(position.rates) > 1 else 10000.0
+        if not np.allclose(position.rates, [base ** (-2 * i / position.rotated) for i in range(position.rotated // 2)]):
             _refuse("rotary positions that are scaled")
-        turned = {"rotary_dim": position.turned, "rotary_interleave": position.layout == "interleaved"}
+        turned = {"rotary_dim": position.rotated, "rotary_interleave": position.layout == "interleaved"}
         given |= turned | {"rotary_base": base}
     elif name_of(position) not in ("none", "alibi"):
         _refuse(f"the position '{name_of(position)}' in attention")
@@ -124,7 +125,7 @@ def _shared(stack: Stack, embed: Embed) -> dict[str, Any]:
 
 
 def activation_of(feed: Any) -> str:
-    """The name of a feed-forward's activation."""
+    """Return the name of a feed-forward's activation."""
     from regard.ops.activation import ACTIVATIONS
 
     return next(name for name, activation_name in ACTIVATIONS.items() if activation_name is feed.activate)
@@ -136,17 +137,17 @@ def _fill_embed(spec: Any, table: Any, embed: Any) -> None:
     table.weight = _array(embed.table)
     spec.scale_embeddings = embed.scale != 1
     if embed.position.acts("embed"):
-        places = min(embed.position.limit or LONGEST, LONGEST)
+        places = min(embed.position.limit or MAX_POSITIONS, MAX_POSITIONS)
         nothing = torch.zeros(1, places, embed.dim)
         spec.position_encodings.encodings = _array(embed.position.embed(nothing, torch.arange(places)[None])[0])
     elif hasattr(spec, "position_encodings"):
-        spec.position_encodings.encodings = np.zeros((LONGEST, embed.dim), dtype=np.float32)
+        spec.position_encodings.encodings = np.zeros((MAX_POSITIONS, embed.dim), dtype=np.float32)
     if name_of(embed.norm) != "none":
         _fill_norm(spec.layernorm_embedding, embed.norm)
 
 
 def _fill_stack(spec: Any, stack: Stack, wanted: tuple[str, ...]) -> None:
-    kinds = {_likeness(layer) for layer in stack._layers}
+    kinds = {_signature(layer) for layer in stack._layers}
     if len(kinds) > 1:
         _refuse("layers of several kinds")
     for ours, theirs in zip(stack._layers, spec.layer, strict=True):
@@ -188,20 +189,20 @@ def _fill_feed(slot: Any, feed: Any) -> None:
 
 
 def _fill_linear(slot: Any, *maps: nn.Linear) -> None:
-    """Some maps of the same input as one."""
+    """Concatenate linear layers of the same input into one."""
     slot.weight = _array(torch.cat([m.weight for m in maps]))
     if any(m.bias is not None for m in maps):
         slot.bias = _array(torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in maps]))
 
 
 def _fill_norm(slot: Any, norm: Any) -> None:
-    kind = _kind(norm)
+    kind = _norm_kind(norm)
     slot.gamma = _array(norm.inner.weight)
     if kind == "layer":
         slot.beta = _array(torch.zeros_like(norm.inner.weight) if norm.inner.bias is None else norm.inner.bias)
 
 
-def _kind(norm: Norm) -> str:
+def _norm_kind(norm: Norm) -> str:
     if name_of(norm) not in ("layer", "rms") or norm.inner.weight is None:  # type: ignore[union-attr]
         _refuse(f"the norm '{name_of(norm)}'" + (" without a gain" if name_of(norm) in ("layer", "rms") else ""))
     return name_of(norm)
@@ -214,20 +215,20 @@ def _epsilon(model: Model) -> float:
     return found.pop()
 
 
-def _first(stack: Stack) -> Any:
+def _first_attention(stack: Stack) -> Any:
     mixer: Mixer = stack._layers[0].mixers[0]
     if name_of(mixer) != "attention":
         _refuse(f"the mixer '{name_of(mixer)}'")
     return mixer
 
 
-def _likeness(layer: Layer) -> tuple:
-    told = [(name, name_of(m), str(getattr(m, "pattern", ""))) for name, m in layer.branches.items()]
-    return tuple(told), name_of(layer.wiring)
+def _signature(layer: Layer) -> tuple:
+    branches = [(name, name_of(m), str(getattr(m, "pattern", ""))) for name, m in layer.branches.items()]
+    return tuple(branches), name_of(layer.wiring)
 
 
-def _words(tokenizer: Tokenizer, size: int) -> list[str]:
-    """By number; tables may be larger than the vocabulary."""
+def _vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:
+    """Return all tokens by id. Ids beyond the vocabulary, which a larger table may have, get placeholders."""
     return [tokenizer.inner.id_to_token(i) or f"<unused{i}>" for i in range(size)]
 
 
@@ -236,4 +237,6 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise UserError(f"CTranslate2 {ctranslate2.__version__} does not know {what}, so this model cannot go there")
+    raise UserError(
+        f"CTranslate2 {ctranslate2.__version__} does not support {what}, so this model cannot be exported to it"
+    )

@@ -1,8 +1,8 @@
-"""A model as ONNX graphs. Each graph is run in onnxruntime and compared with the model before anything is kept.
+"""Export a model as ONNX graphs. Each graph is run in onnxruntime and compared with the model before it is kept.
 
     model.onnx     of a model that reads whole texts (it classifies, tags, compares, embeds or fills in):
                    input_ids, attention_mask [, token_type_ids]  ->  logits or embeddings
-    encoder.onnx   of an encoder-decoder:  input_ids, attention_mask  ->  what the decoder wants of the source
+    encoder.onnx   of an encoder-decoder:  input_ids, attention_mask  ->  the source's keys, values and states
     decoder.onnx   of an encoder-decoder or a language model, in one of two forms:
                    with a cache:     input_ids, position_ids, past.*  ->  logits, present.*     (the next tokens alone)
                    without a cache:  input_ids                        ->  logits                (the whole prefix)
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
-from regard.data.matched import types_of
+from regard.data.matched import num_segment_types
 from regard.schema import name_of
 from regard.tasks.embed import Embedder
 from regard.tasks.match import Matcher
@@ -68,8 +68,8 @@ def write(run: Any, folder: Path, numbers: str | None) -> None:
     describe(run, folder, graphs)
 
 
-class Whole(nn.Module):
-    """A text -> logits, once per text or at every token, or a vector."""
+class ReaderModule(nn.Module):
+    """Returns the logits of a text, once or at every token, or its vector."""
 
     def __init__(self, run: Reader):
         super().__init__()
@@ -85,8 +85,8 @@ class Whole(nn.Module):
 
 
 def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
-    module, model = Whole(run), run.model
-    segmented = isinstance(run, Matcher) and types_of(model) is not None
+    module, model = ReaderModule(run), run.model
+    segmented = isinstance(run, Matcher) and num_segment_types(model) is not None
 
     def draw(batch: int, length: int) -> tuple[Tensor, ...]:
         tokens, mask = torch.randint(model.vocab, (batch, length)), padded_mask(batch, length)
@@ -101,14 +101,14 @@ def _write_reader(run: Reader, folder: Path) -> dict[str, Any]:
         given = draw(batch, length)
         expected = module(*given)
         found = torch.from_numpy(run_graph(session, dict(zip(names, given, strict=True)))[outputs[0]])
-        if expected.dim() == 3:  # nobody asks about padding
+        if expected.dim() == 3:  # compare real tokens only, not padding
             expected, found = expected[given[1] != 0], found[given[1] != 0]
         compare(found, expected, model)
     return {"model": session}
 
 
 def _refusal(model: Model, failures: list[Exception]) -> str:
-    """One sentence that names the part on which an export failed."""
+    """Return a sentence that names the part on which the export failed."""
     where: Any = None
     cause: BaseException | None = failures[-1]
     while cause is not None:
@@ -127,5 +127,5 @@ def _refusal(model: Model, failures: list[Exception]) -> str:
     kind = next((word for part, word in PARTS.items() if isinstance(where, part)), None)
     what = "this model" if kind is None else f"the {kind} '{name_of(where)}' of this model"
     missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", " ".join(map(str, failures)))
-    why = "what it computes depends on the numbers or the length" if missing is None else f"ONNX lacks {missing[1]}"
+    why = "its control flow depends on values or lengths" if missing is None else f"ONNX lacks {missing[1]}"
     return f"{what} cannot be written as an ONNX graph, since {why}"

@@ -1,4 +1,4 @@
-"""What stands beside ONNX graphs so that they can be used without regard: tokenizers, `model.json` and `README.md`."""
+"""Write the files with which ONNX graphs can be used without regard: tokenizers, `model.json` and `README.md`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from regard.data.tokenizer import Tokenizer
 from regard.tasks.embed import Embedder
 from regard.tasks.fill import Filler
 from regard.tasks.match import Matcher
-from regard.tasks.run import MOST, Run
+from regard.tasks.run import MAX_NEW_TOKENS, Run
 from regard.tasks.tag import Tagger
 
 
 def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:
-    """Write everything but the graphs, which are given by name as onnxruntime sessions."""
+    """Write these files. graphs: name -> onnxruntime session."""
     cached = (folder / "start.npz").exists()
     facts: dict[str, Any] = {"kind": run.model.kind, "pad": run.source.pad, "max_positions": run.model.limit}
     if isinstance(run, Run):
-        facts |= {"vocab": run.model.vocab, "cache": cached, "opening": run.opening or [run.before]}
-        facts |= {"end": run.target.end, "ends": [run.target.end, *run.target.ends], "never": run.target.never}
+        facts |= {"vocab": run.model.vocab, "cache": cached, "opening": run.decoder_prefix or [run.token_before_text]}
+        facts |= {
+            "end": run.target.end,
+            "ends": [run.target.end, *run.target.extra_ends],
+            "never": run.target.suppressed,
+        }
     elif isinstance(run, Filler):
-        facts |= {"mask": run.source.inner.token_to_id(run.mask), "never": run.closed.nonzero()[:, 0].tolist()}
+        facts |= {"mask": run.source.inner.token_to_id(run.mask), "never": run.never_filled.nonzero()[:, 0].tolist()}
     elif getattr(run.model.head, "classes", None) is not None:
         names = (run.target.inner.id_to_token(FIRST_LABEL + i) for i in range(run.model.head.classes))
         facts["labels"] = list(names)
@@ -47,17 +51,17 @@ def _tensors(session: Any) -> dict[str, Any]:
 
 
 def _size(size: int | str) -> int | str:
-    """past + new, in whatever order torch has it"""
+    """Return a symbolic size such as "past + new" with its terms in a fixed order, which torch varies."""
     return size if isinstance(size, int) else " + ".join(sorted(size.split(" + "), reverse=True))
 
 
 def _kind(word: str) -> str:
-    """tensor(float) -> float32"""
+    """Return the NumPy name of an ONNX type: tensor(float) -> float32."""
     return {"float": "float32", "double": "float64"}.get(word[7:-1], word[7:-1])
 
 
 def _save_tokenizers(run: Any, folder: Path) -> tuple[str, str]:
-    """Write them so that they set the marks that the model reads around a text. Returns the names of the files."""
+    """Write the tokenizers so that they add the special tokens around a text. Return the names of the files."""
     names = ("tokenizer.json", "tokenizer.json")
     reads_labels = not isinstance(run, Run) and run.target is not run.source
     if run.source is not run.target and not reads_labels:
@@ -69,8 +73,9 @@ def _save_tokenizers(run: Any, folder: Path) -> tuple[str, str]:
 
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer, which also appends the end mark where `Tokenizer.frame` would do so."""
-    if tokenizer.sets_marks:
+    """Return the tokenizer with a post-processor that appends the end token as
+    `Tokenizer.encode_with_special_tokens` does."""
+    if tokenizer.adds_special_tokens:
         return tokenizer
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     end = {"id": "end", "ids": [tokenizer.end], "tokens": [inner.id_to_token(tokenizer.end)]}
@@ -86,11 +91,11 @@ def _readme(facts: dict[str, Any], code: str) -> str:
     for name, tensors in facts["graphs"].items():
         lines += ["", f"`{name}`", "", "| | tensor | type | shape |", "|---|---|---|---|"]
         for side, found in tensors.items():
-            for (_, told), alike in groupby(found.items(), lambda pair: (pair[0].partition(".")[0], pair[1])):
-                names = [tensor for tensor, _ in alike]
+            for (_, entry), group in groupby(found.items(), lambda pair: (pair[0].partition(".")[0], pair[1])):
+                names = [tensor for tensor, _ in group]
                 shown = names if len(names) < 3 else [f"{names[0]}` to `{names[-1]}"]
-                shape = " x ".join(map(str, told[1:]))
-                lines += [f"| {side[:-1]} | `{one}` | {told[0]} | {shape} |" for one in shown]
+                shape = " x ".join(map(str, entry[1:]))
+                lines += [f"| {side[:-1]} | `{one}` | {entry[0]} | {shape} |" for one in shown]
     lines += ["", "Texts are padded on the right with the token `pad` of `model.json`; `attention_mask` is 1 for"]
     lines += ["tokens and 0 for padding."]
     if facts.get("cache"):
@@ -133,7 +138,7 @@ UNCACHED = """
 
 
 def _decoding(run: Run, source: str, target: str, cached: bool) -> str:
-    """A loop that decodes greedily."""
+    """Return the example code of a README: a greedy decoding loop."""
     start = 'dict(np.load("start.npz"))' if cached else "{}"
     if run.pairs:
         code = f"""
@@ -158,7 +163,7 @@ decoder = onnxruntime.InferenceSession("decoder.onnx")
 {RUN}
 values = {start}
 ids = model["opening"] + target.encode("a text", add_special_tokens=False).ids
-prompt, max_new_tokens = len(ids), {MOST}
+prompt, max_new_tokens = len(ids), {MAX_NEW_TOKENS}
 """
     return f"""{code.strip()}
 for position in range(min(prompt - 1 + max_new_tokens, model["max_positions"] or 10**9)):
@@ -173,7 +178,7 @@ print(target.decode(ids[prompt:]))
 
 
 def _reading(run: Any, source: str) -> str:
-    """One text, or a pair of them, read whole."""
+    """Return the example code of a README: one text, or a pair, through model.onnx."""
     pair = isinstance(run, Matcher)
     filling = isinstance(run, Filler)
     texts = '"a text", "another"' if pair else '"' + (f"a {run.mask} text" if filling else "a text") + '"'

@@ -1,1 +1,1 @@
-"""Files of users: recipes, JSON, paths. Nothing here imports torch, so that the command line answers at once."""
+"""Read the files of users: recipes, JSON, paths. Nothing here imports torch, so that the command line starts fast."""

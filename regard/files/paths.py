@@ -1,7 +1,7 @@
-"""Folders that somebody else may have made, and files that must survive a crash.
+"""Check folders that somebody else may have made, and write files that must survive a crash.
 
-A run folder or a model folder may hold symbolic links, and names of other files. Those that leave it are refused
-before anything is read or written, as are pipes, sockets and devices.
+A run folder or a model folder may hold symbolic links, and name other files. Those that lead outside are refused before
+anything is read or written, as are pipes, sockets and devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regard.errors import UserError, short
 
-RUN_SUBFOLDERS = ("checkpoints", "data", "origin")  # whatever else a run folder holds is never opened
+RUN_SUBFOLDERS = ("checkpoints", "data", "origin")  # other subfolders of a run folder are never opened
 
 
 def check_run_folder(folder: Path) -> None:
@@ -41,7 +41,7 @@ def named_path(folder: Path, name: object) -> Path | None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy a folder with all files in it. Links to folders are left out, which may hold themselves."""
+    """Copy a folder with all files in it. Links to folders are left out, as they may contain themselves."""
 
     def links(folder: str, names: list[str]) -> list[str]:
         paths = ((name, Path(folder) / name) for name in names)
@@ -51,7 +51,7 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk, so that what is written later cannot be there first."""
+    """Wait until a file or a folder is on disk, so that nothing written later can be there before it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -60,12 +60,13 @@ def sync(path: Path) -> None:
 
 
 def _check(folder: Path, paths: list[Path], blobs: Path | None = None) -> None:
-    """paths: in this folder, with everything below them; links to folders are not followed."""
+    """Refuse links that leave the folder, and special files. paths: in this folder, checked with all that is below
+    them; links to folders are not followed."""
     root = folder.resolve()
     try:
         while paths:
             path = paths.pop()
-            if path.is_symlink() and not _stays(path, root, blobs):
+            if path.is_symlink() and not _stays_inside(path, root, blobs):
                 raise UserError(
                     f"{short(path)} is a link that leaves {short(folder)}, and such links are not followed: put the "
                     "file itself there, or remove the link"
@@ -78,15 +79,15 @@ def _check(folder: Path, paths: list[Path], blobs: Path | None = None) -> None:
         raise UserError(f"{short(path)} cannot be read: {error.strerror}") from None
 
 
-def _stays(link: Path, root: Path, blobs: Path | None) -> bool:
+def _stays_inside(link: Path, root: Path, blobs: Path | None) -> bool:
     try:
         target = link.resolve()
-    except (OSError, RuntimeError):  # it leads in a circle
+    except (OSError, RuntimeError):  # the link is circular
         return False
     return target.is_relative_to(root) or (target.parent == blobs and target.is_file())
 
 
 def must_be_new(out: Path) -> None:
-    """A folder that something is written to must not hold anything yet."""
+    """Refuse an output folder that is not empty."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{short(out)} is there already: name a new folder")

@@ -1,4 +1,4 @@
-"""Recipes as text: one published system per TOML file. Find, read, choose a size, override."""
+"""Find and read recipes, one published system per TOML file; choose a size and apply overrides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import UserError, in_one_line, nearest, short
 from regard.synonyms import SYNONYMS
 
-from .reading import must_be, must_be_plain, read_text
+from .reading import check_plain, check_type, read_text
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 SECTIONS = ("title", "paper", "year", "idea", "golden", "vocab", "model", "objective", "size", "train", "decode")
@@ -20,21 +20,21 @@ Recipe = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The recipes that come with regard."""
+    """Return the names of the recipes that come with regard."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name: str | Path, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
+    """Return a recipe by name or from a file, in the given size, with overrides such as 'model.width=256' applied."""
     written = read(name)
     try:
         return choose(written, size, overrides)
     except UserError as error:
-        raise error.of(called(name)) from None
+        raise error.of(display_name(name)) from None
 
 
 def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
+    """Return a copy of a recipe in one of its sizes, with overrides applied and its entries checked."""
     recipe = copy.deepcopy(recipe)
     for key in recipe:
         if key not in SECTIONS:
@@ -58,7 +58,7 @@ def choose(recipe: Recipe, size: str | None = None, overrides: list[str] | tuple
     sections = dict.fromkeys(("objective", "train", "decode"), dict)
     for entry, kind in (sections | dict.fromkeys(("title", "paper", "idea"), str)).items():
         try:
-            must_be(recipe.get(entry, kind()), kind)
+            check_type(recipe.get(entry, kind()), kind)
         except UserError as error:
             raise error.inside(entry) from None
     return recipe
@@ -70,33 +70,34 @@ def _has_model(recipe: Recipe) -> None:
 
 
 def sizes(name: str | Path) -> list[str]:
-    """The names of a recipe's sizes."""
+    """Return the names of the sizes of a recipe."""
     known = read(name).get("size", {})
     return list(known) if isinstance(known, dict) else []
 
 
 def read(name: str | Path) -> Recipe:
-    """A recipe as it is written, with all its sizes."""
+    """Return a recipe as it is written, with all its sizes."""
     path = _find(name)
     text = read_text(path)
     try:
         written = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits is no TOMLDecodeError
-        raise UserError(f"is not TOML: {in_one_line(error)}", file=called(path)) from None
+    # an integer of thousands of digits raises ValueError, not TOMLDecodeError
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not TOML: {in_one_line(error)}", file=display_name(path)) from None
     try:
-        must_be_plain(written)
+        check_plain(written)
     except UserError as error:
-        raise error.of(called(path)) from None
+        raise error.of(display_name(path)) from None
     return written
 
 
-def called(name: str | Path) -> str:
-    """How messages call a recipe: by its name when it is regard's, else by its file."""
+def display_name(name: str | Path) -> str:
+    """Return how messages name a recipe: by its name if it is built in, else by its file."""
     return Path(name).stem if is_built_in(name) else short(Path(name))
 
 
 def is_built_in(name: str | Path) -> bool:
-    """Return whether a recipe is regard's, and not a file of the user's."""
+    """Return whether a recipe comes with regard, and is not a file of the user."""
     path = Path(name)
     return path.parent == FOLDER or not (path.suffix == ".toml" or os.sep in str(name))
 
@@ -116,7 +117,8 @@ def _find(name: str | Path) -> Path:
 
 
 def merge(base: dict, over: dict) -> None:
-    """Deep: tables are merged, unless the new one names another part; everything else is replaced.
+    """Merge `over` into `base` recursively. A table is merged unless the new one names another part; all else is
+    replaced.
     A table with numbers as keys changes the entries of a list: [size.tiny.model.layer.0.feedforward]."""
     for key, value in over.items():
         old = base.get(key)
@@ -137,7 +139,8 @@ def merge(base: dict, over: dict) -> None:
 
 
 def override(recipe: Recipe, text: str) -> None:
-    """'model.layer.0.mixer.heads=2': the value is read as TOML, and as plain words when that fails."""
+    """Apply an override such as 'model.layer.0.mixer.heads=2'. The value is read as TOML, or as a string if that
+    fails."""
     path, equals, written = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
@@ -156,7 +159,7 @@ def override(recipe: Recipe, text: str) -> None:
         raise UserError(f"override '{text}': no entry '{keys[0]}'{hint}")
     here: Any = recipe
     try:
-        must_be_plain(value)
+        check_plain(value)
         for key in keys[:-1]:
             here = _enter(here, key)
         _set(here, keys[-1], value)
@@ -165,7 +168,8 @@ def override(recipe: Recipe, text: str) -> None:
 
 
 def _enter(here: Any, key: str) -> Any:
-    """The table or list at `key`; made where it is missing, and a part's name becomes a table of that part."""
+    """Return the table or list at `key`, created where it is missing. The name of a part becomes a table of that
+    part."""
     if isinstance(here, list):
         return here[_index(here, key, "the list")]
     if not isinstance(here, dict):

@@ -1,1 +1,1 @@
-"""Looking inside: pictures of patterns. Imports core, never a part."""
+"""Looking inside models and runs: summaries, pictures and profiles. It imports core, never a part."""

@@ -1,8 +1,8 @@
-"""Large numbers for people."""
+"""Human-readable large numbers."""
 
 
-def amount(number: int | None) -> str:
-    """1234567 -> 1.23 M"""
+def format_count(number: int | None) -> str:
+    """Format a number with a metric prefix: 1234567 -> 1.23 M."""
     if number is None:
         return "—"
     for size, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):

@@ -1,4 +1,4 @@
-"""Pictures into files, in one way: the folder must be there, and there is never half a picture."""
+"""Writing pictures to files atomically, with clear errors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure  # slow to import, and needed for images alone
 
 
-def place(path: str | Path) -> Path:
-    """Where a picture is to go, asked before it is drawn."""
+def check_path(path: str | Path) -> Path:
+    """Return the path of a picture if its folder exists; call this before drawing."""
     path = Path(path)
     if not path.absolute().parent.is_dir():
         raise UserError(f"there is no folder '{path.parent}' to write the picture '{path.name}' to")
     return path
 
 
-def write(drawn: Figure, path: str | Path, dpi: int | None = None) -> Path:
-    """As PNG, under another name until it is done."""
-    path = place(path)
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write(figure: Figure, path: str | Path, dpi: int | None = None) -> Path:
+    """Write the figure as PNG, under a temporary name until it is complete."""
+    path = check_path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # then there is a box for it
-            warnings.filterwarnings("ignore", message="Matplotlib currently does not support")  # some scripts' shapes
-            drawn.savefig(half, format="png", **({} if dpi is None else {"dpi": dpi}))
-        half.replace(path)
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn instead
+            warnings.filterwarnings(
+                "ignore", message="Matplotlib currently does not support"
+            )  # text shaping of some scripts
+            figure.savefig(temporary, format="png", **({} if dpi is None else {"dpi": dpi}))
+        temporary.replace(path)
     except OSError as error:
         raise UserError(f"the picture '{path}' cannot be written: {error.strerror}") from None
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path

@@ -1,4 +1,4 @@
-"""The picture of a recipe: as text for a terminal, and drawn."""
+"""Pictures of a model summary: as text for a terminal, and as a PNG."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from . import pattern as pattern_picture
-from .amount import amount
-from .anatomy import Box, Picture, Spent, Tower
+from .amount import format_count
+from .anatomy import Box, CostAtLength, ModelSummary, Tower
 from .picture import write
 
-INK, PALE = "#222222", "#777777"
-COLOURS = {"embed": "#e8dff5", "feedforward": "#fde8cf", "cross": "#d9efdc", "wiring": "#eeeeee", "norm": "#eeeeee"}
-COLOURS |= {"position": "#e8dff5", "head": "#f8d9dc"}
-MIXER = "#d6e6f7"
+INK, GRAY = "#222222", "#777777"
+COLORS = {"embed": "#e8dff5", "feedforward": "#fde8cf", "cross": "#d9efdc", "wiring": "#eeeeee", "norm": "#eeeeee"}
+COLORS |= {"position": "#e8dff5", "head": "#f8d9dc"}
+MIXER_COLOR = "#d6e6f7"
 COLUMN, ROW, GAP = 4.6, 0.46, 0.34  # inches
 
 
-def heading(picture: Picture) -> str:
-    """What it is, in one line."""
+def heading(picture: ModelSummary) -> str:
+    """Return a one-line description: kind, size, width, vocabulary and passes."""
     vocab = " and ".join(f"{size:,}" for size in dict.fromkeys(picture.vocab))
-    size = f"{amount(picture.parameters)} parameters · width {picture.width:,}"
+    size = f"{format_count(picture.parameters)} parameters · width {picture.width:,}"
     words = [f"vocabulary {vocab}"] if vocab else []
     return " · ".join([picture.kind, size, *words, *(f"pass {name}" for name in picture.passes)])
 
 
-def text(picture: Picture, width: int = 100) -> str:
-    """The recipe from input to output, its costs and its patterns, for a terminal of `width` columns, 80 or more."""
+def text(picture: ModelSummary, width: int = 100) -> str:
+    """Return the model from input to output, its costs and its patterns, for a terminal of `width` columns, at least
+    80."""
     width = max(width, 80)
     lines = [f"{picture.title}, {picture.year}" if picture.year else picture.title]
     lines += [*textwrap.wrap(picture.paper, width), *textwrap.wrap(picture.idea, width), ""]
@@ -36,11 +37,11 @@ def text(picture: Picture, width: int = 100) -> str:
     for tower in picture.towers:
         lines += _tower(tower, picture, width)
     lines += [*_frame([_row(picture.head, picture, width)], width), f"    ↓ scores {picture.scores}", ""]
-    lines += [*spending(picture), "", *_growing(picture, width)]
+    lines += [*cost_lines(picture), "", *_growth_lines(picture, width)]
     return "\n".join(line.rstrip() for line in lines + _patterns(picture, width))
 
 
-def _tower(tower: Tower, picture: Picture, width: int) -> list[str]:
+def _tower(tower: Tower, picture: ModelSummary, width: int) -> list[str]:
     time = "source" if tower.side == "encoder" and len(picture.towers) > 1 else "time"
     lines = ["", f"{tower.side}, {tower.depth} layer{'s' * (tower.depth > 1)}", f"    ↓ (batch, {time})"]
     lines += _frame([_row(box, picture, width) for box in tower.before], width)
@@ -52,35 +53,35 @@ def _tower(tower: Tower, picture: Picture, width: int) -> list[str]:
             rows += [_row(box, picture, width) for box in layer]
         times = f" × {group.times}" if group.times > 1 else ""
         same = ", one set of weights" if tower.shared and group.times > 1 else ""
-        lines += _frame(rows, width, f"layer{times}{same}", amount(group.parameters))
+        lines += _frame(rows, width, f"layer{times}{same}", format_count(group.parameters))
         lines.append(f"    ↓ (batch, {time}, {group.layers[-1][-1].width[1]:,})")
     if tower.after:
         lines += _frame([_row(box, picture, width) for box in tower.after], width)
         lines.append(f"    ↓ (batch, {'' if tower.pools else f'{time}, '}{tower.width:,})")
     if time == "source":
-        lines[-1] += "  the memory, which the decoder looks at"
+        lines[-1] += "  the memory, to which the decoder attends"
     return lines
 
 
-def _row(box: Box, picture: Picture, width: int) -> list[str]:
-    """name  part  arguments ...  in → out  parameters; arguments go on below where they do not fit."""
+def _row(box: Box, picture: ModelSummary, width: int) -> list[str]:
+    """Return "name  part  arguments  in → out  parameters"; long arguments continue on the next lines."""
     boxes = [box for tower in picture.towers for box in tower.boxes]
     names, parts = (min(16, max(len(getattr(box, key)) for box in [*boxes, picture.head])) for key in ("name", "part"))
     left = f"{box.name[:names]:<{names}}  {box.part[:parts]:<{parts}}  "
     change = f"{box.width[0]:,} → {box.width[1]:,}" if box.name != "wiring" else ""
-    right = f"  {change:>12}{'tied' if box.tied else amount(box.parameters):>8}"
-    room = width - 4 - len(left) - len(right)
-    said = _fold(box.given, room)
-    return [f"{left}{said[0]:<{room}}{right}", *(" " * len(left) + more for more in said[1:])]
+    right = f"  {change:>12}{'tied' if box.tied else format_count(box.parameters):>8}"
+    space = width - 4 - len(left) - len(right)
+    wrapped = _wrap_arguments(box.given, space)
+    return [f"{left}{wrapped[0]:<{space}}{right}", *(" " * len(left) + more for more in wrapped[1:])]
 
 
-def _fold(given: str, room: int) -> list[str]:
-    """Arguments over as many lines as they need, each kept whole where it can be."""
+def _wrap_arguments(given: str, width: int) -> list[str]:
+    """Wrap arguments over lines, breaking inside an argument only if it is longer than a line."""
     lines = [""]
     for piece in given.split("  "):
-        for bit in textwrap.wrap(piece, room) or [""]:
+        for bit in textwrap.wrap(piece, width) or [""]:
             joined = f"{lines[-1]}  {bit}" if lines[-1] else bit
-            lines = [*lines[:-1], joined] if len(joined) <= room else [*lines, bit]
+            lines = [*lines[:-1], joined] if len(joined) <= width else [*lines, bit]
     return lines
 
 
@@ -91,32 +92,32 @@ def _frame(rows: list[list[str]], width: int, title: str = "", foot: str = "") -
     return [top + "─" * (width - len(top) - 1) + "╮", *body, "╰" + "─" * (width - len(end) - 1) + end]
 
 
-def _at(spent: Spent) -> str:
+def _at(spent: CostAtLength) -> str:
     return f"{f'{spent.side}:' if spent.side else 'at'} {spent.length:,} positions"
 
 
-def spending(picture: Picture) -> list[str]:
-    """The table of costs."""
+def cost_lines(picture: ModelSummary) -> list[str]:
+    """Return the table of costs as lines."""
     lines = [f"{'cost of one sequence':<40}" + "".join(f"{_at(s):>20}" for s in picture.spent)]
     which = "the decoder's" if any(s.encoder for s in picture.spent) else "a"
     rows = [
         ("flops of one more token", "token", ""),
         (f"flops of {which} pass, per token", "whole", ""),
         ("flops of the encoder's pass, per token", "encoder", ""),
-        ("state to keep, float32", "state", "B"),
+        ("state, float32", "state", "B"),
     ]
     for name, key, unit in rows:
         values = [getattr(s, key) for s in picture.spent]
         if any(value is not None for value in values):
-            cells = [amount(value) + unit * (value is not None and value >= 1000) for value in values]
+            cells = [format_count(value) + unit * (value is not None and value >= 1000) for value in values]
             lines.append(f"  {name:<38}" + "".join(f"{cell:>20}" for cell in cells))
     lines += [f"  at {s.length:,}: {s.note}" for s in picture.spent if s.note]
     if not any(s.token for s in picture.spent):
-        lines.append("  it looks at whole sequences, so there is no next token and no state")
+        lines.append("  it needs whole sequences, so there is no decoding and no state")
     return lines
 
 
-def _growing(picture: Picture, width: int) -> list[str]:
+def _growth_lines(picture: ModelSummary, width: int) -> list[str]:
     rows = [("", "per layer", "sequential", "longest path")]
     rows += [
         (f"{g.where}: {g.part}", f"O({g.complexity})", f"O({g.sequential})", f"O({g.path})") for g in picture.grows
@@ -125,40 +126,40 @@ def _growing(picture: Picture, width: int) -> list[str]:
     first = max(20, min(width - sum(sizes) - 8, max(len(row[0]) for row in rows)))
     lines = ["growth with n positions of width d, as in Table 1 of Vaswani et al. 2017"]
     for row in rows:
-        said = textwrap.wrap(row[0], first) or [""]
+        wrapped = textwrap.wrap(row[0], first) or [""]
         right = "".join(f"  {cell:>{size}}" for cell, size in zip(row[1:], sizes, strict=True))
-        lines += [f"  {said[0]:<{first}}{right}", *("  " + more for more in said[1:])]
+        lines += [f"  {wrapped[0]:<{first}}{right}", *("  " + more for more in wrapped[1:])]
     return lines
 
 
-def _patterns(picture: Picture, width: int) -> list[str]:
+def _patterns(picture: ModelSummary, width: int) -> list[str]:
     lines: list[str] = []
     for pattern, places in picture.patterns.items():
         sizes = [int(number) for number in re.findall(r"\d+", pattern)]
-        length = min(1024, max(32, 3 * max(sizes, default=0)))  # so long that its numbers can be seen
+        length = min(1024, max(32, 3 * max(sizes, default=0)))  # long enough to show its sizes
         drawn = pattern_picture.text(pattern, length).splitlines()
-        lines += ["", *textwrap.wrap(f"{', '.join(places)}: who may look at whom", width)]
+        lines += ["", *textwrap.wrap(f"{', '.join(places)}: allowed pairs", width)]
         lines += [f"  {piece}" for line in drawn for piece in textwrap.wrap(line, width - 2)]
     return lines
 
 
-def png(picture: Picture, path: str | Path) -> None:
-    """The same, drawn: data runs upwards, the encoder stands left of its decoder. Written beside and renamed."""
+def png(picture: ModelSummary, path: str | Path) -> None:
+    """Write the picture as PNG: data flows upwards, and the encoder is left of its decoder."""
     from matplotlib.figure import Figure
 
-    costs = spending(picture)
-    tall = max(_height(tower) for tower in picture.towers) + ROW + 2 * GAP  # the head, and room below
+    costs = cost_lines(picture)
+    height = max(_height(tower) for tower in picture.towers) + ROW + 2 * GAP  # the head, and space below
     foot = 0.25 + 0.2 * len(costs)
-    wide, high = max(COLUMN * len(picture.towers) + 0.6, 6.4), foot + tall + 1.2
-    figure = Figure(figsize=(wide, high), dpi=150)
+    width, top = max(COLUMN * len(picture.towers) + 0.6, 6.4), foot + height + 1.2
+    figure = Figure(figsize=(width, top), dpi=150)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, wide), ylim=(0, high))
+    axes.set(xlim=(0, width), ylim=(0, top))
     axes.axis("off")
     title = f"{picture.title}, {picture.year}" if picture.year else picture.title
-    axes.text(0.3, high - 0.4, title, size=15, weight="bold", color=INK)
-    letters = int(wide * 13)
-    told = [*textwrap.wrap(picture.idea, letters)[:2], heading(picture)]
-    axes.text(0.3, high - 0.55, "\n".join(told), size=9, va="top", color=PALE)
+    axes.text(0.3, top - 0.4, title, size=15, weight="bold", color=INK)
+    columns = int(width * 13)
+    description = [*textwrap.wrap(picture.idea, columns)[:2], heading(picture)]
+    axes.text(0.3, top - 0.55, "\n".join(description), size=9, va="top", color=GRAY)
     tops = []
     for index, tower in enumerate(picture.towers):
         last = index == len(picture.towers) - 1
@@ -179,13 +180,14 @@ def _height(tower: Tower) -> float:
 
 
 def _column(axes: Any, tower: Tower, x: float, y: float, label: str, head: Box | None) -> tuple[float, float, float]:
-    """Draws a tower upwards from y, what goes in as `label`. Gives its left edge, the middle of its layers, its top."""
+    """Draw a tower upwards from y over the `label` of its input. Return its left edge, the middle of its layers, its
+    top."""
     inner = COLUMN - 0.7
-    axes.text(x + inner / 2, y - 0.05, label, size=8, ha="center", va="top", color=PALE)
+    axes.text(x + inner / 2, y - 0.05, label, size=8, ha="center", va="top", color=GRAY)
 
     def arrow(y: float, label: str = "") -> float:
         axes.annotate("", (x + inner / 2, y + GAP), (x + inner / 2, y), arrowprops={"arrowstyle": "-|>", "color": INK})
-        axes.text(x + inner / 2 + 0.1, y + GAP / 2, label, size=7, va="center", color=PALE)
+        axes.text(x + inner / 2 + 0.1, y + GAP / 2, label, size=7, va="center", color=GRAY)
         return y + GAP
 
     for box in tower.before:
@@ -194,7 +196,7 @@ def _column(axes: Any, tower: Tower, x: float, y: float, label: str, head: Box |
     begin = y
     for group in tower.groups:
         size = ROW * sum(len(layer) for layer in group.layers) + GAP * 0.7
-        _round(axes, x - 0.12, y, inner + 0.24, size, "#fbfbfb", PALE)
+        _round(axes, x - 0.12, y, inner + 0.24, size, "#fbfbfb", GRAY)
         times = f"× {group.times}" if group.times > 1 else ""
         axes.text(x + inner + 0.1, y + size + 0.05, times, size=11, ha="right", color=INK)
         inside = y + GAP * 0.35
@@ -210,12 +212,12 @@ def _column(axes: Any, tower: Tower, x: float, y: float, label: str, head: Box |
 
 
 def _draw(axes: Any, box: Box, x: float, y: float, width: float) -> float:
-    _round(axes, x, y + 0.03, width, ROW - 0.06, COLOURS.get(box.name, MIXER), PALE)
-    size = "tied" if box.tied else amount(box.parameters)
+    _round(axes, x, y + 0.03, width, ROW - 0.06, COLORS.get(box.name, MIXER_COLOR), GRAY)
+    size = "tied" if box.tied else format_count(box.parameters)
     given = box.given if len(box.given) <= 52 else box.given[:51] + "…"
     axes.text(x + 0.1, y + 0.28, f"{box.name}: {box.part}", size=8, va="center", weight="bold", color=INK)
     axes.text(x + 0.1, y + 0.13, given, size=6.5, va="center", color=INK)
-    axes.text(x + width - 0.1, y + 0.28, size, size=7, ha="right", va="center", color=PALE)
+    axes.text(x + width - 0.1, y + 0.28, size, size=7, ha="right", va="center", color=GRAY)
     return y + ROW
 
 

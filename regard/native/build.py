@@ -1,5 +1,5 @@
-"""Compiling the kernels and loading them: once for this machine, by the compiler that is there, in some seconds, when
-they are first wanted. Where there is none, or REGARD_NATIVE is 0, torch's operations do the same.
+"""Compiles the kernels for this machine when they are first needed, which takes some seconds, and loads them. Without a
+compiler, or with REGARD_NATIVE=0, torch's operations are used instead.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ HEADER = Path(__file__).with_name("vector.h")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 MACHINE = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",))
-SECONDS = 120  # that a compiler may take
+COMPILE_TIMEOUT = 120  # seconds
 KINDS = {torch.float32: "float32", torch.float64: "float64"}
-SMALL = 1 << 15  # multiplications, up to which one core is enough
+MIN_PARALLEL_WORK = 1 << 15  # multiplications, below which one core is enough
 
 _POINTERS, _SIZES = [c_void_p], [c_long]
-TAKES = {
+ARGUMENTS = {
     "apply": [POINTER(LinearParams), *_POINTERS * 2, c_long, c_void_p, c_int],
     "attend": [POINTER(AttentionArgs)],
     "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Workspace), *_SIZES * 2, c_int],
     "top_k": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
-    # for learning
+    # for training
     "attention_forward": _POINTERS,
     "attention_backward": _POINTERS,
     "attention_workspace": _POINTERS,
@@ -60,24 +60,24 @@ RETURN_SIZES = ("row", "attention_workspace", "piece")
 
 
 class Kernels:
-    """The compiled functions, by name and by kind of number."""
+    """The compiled functions, by name and dtype."""
 
     def __init__(self, library: ctypes.CDLL):
         check_sizes(library)
         self.rows, panel, self.keep = (library.sizes(which) for which in range(3))
         self.panel = {dtype: panel // dtype.itemsize for dtype in KINDS}
         self.named = {}
-        for name, takes in TAKES.items():
+        for name, takes in ARGUMENTS.items():
             for dtype, kind in KINDS.items():
                 function = getattr(library, f"{name}_{kind}")
                 function.argtypes, function.restype = takes, c_long if name in RETURN_SIZES else None
                 self.named[name, dtype] = function
         self.state, self.piece = ({dtype: self.named[name, dtype]() for dtype in KINDS} for name in ("row", "piece"))
-        self.multiplies = bool(library.prefers_own_matmul())  # better than torch
+        self.multiplies = bool(library.prefers_own_matmul())  # whether its matmul can be faster than torch's
 
 
 def load_kernels() -> Kernels | None:
-    """Return the kernels, or None where they cannot be had; `why_unavailable` tells why."""
+    """Return the kernels; None where they are unavailable, for the reason in `why_unavailable`."""
     return _loaded()[0]
 
 
@@ -95,7 +95,7 @@ def _loaded() -> tuple[Kernels | None, str]:
     if os.environ.get("REGARD_NATIVE") == "0":
         return None, "REGARD_NATIVE is 0"
     if sys.platform == "win32":
-        return None, "they are not made for Windows"
+        return None, "they do not support Windows"
     compiler = find_compiler()
     if compiler is None:
         return None, f"there is no C++ compiler ({', '.join(COMPILERS)}); install one, such as g++"
@@ -104,24 +104,24 @@ def _loaded() -> tuple[Kernels | None, str]:
         try:
             return Kernels(ctypes.CDLL(str(_compiled([compiler, *FLAGS, *flags])))), ""
         except subprocess.TimeoutExpired:  # with other flags it would be as slow
-            why = f"it did not end within {SECONDS} seconds (REGARD_NATIVE=0 does not try)"
+            why = f"it did not end within {COMPILE_TIMEOUT} seconds (REGARD_NATIVE=0 does not try)"
             break
         except (OSError, subprocess.SubprocessError, AttributeError) as error:
-            why = why or _reason(error)  # and again with fewer flags
+            why = why or _reason(error)  # try again with fewer flags
     why = f"{compiler} could not compile them: {why}"
     warnings.warn(f"regard goes on with torch's slower operations, without its own kernels: {why}", stacklevel=2)
     return None, why
 
 
 def _reason(error: Exception) -> str:
-    """Return what a compiler or a loader complains about, in one line."""
-    told = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    """Return the message of a compiler or loader in one line."""
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[0] if lines else type(error).__name__)[:300]
 
 
 def _compiled(command: list[str]) -> Path:
-    """The library that a command makes, as long as source, compiler and CPU are these."""
+    """Return the path of the library that a command builds, cached by sources, compiler and CPU."""
     program = Path(command[0]).resolve()
     version = f"{program} {program.stat().st_size} {program.stat().st_mtime}"
     made_of = (
@@ -140,8 +140,8 @@ def _compiled(command: list[str]) -> Path:
 
 
 def _make(command: list[str], path: Path) -> None:
-    """Compile the library and put it at `path`, its checksum after it. Each file is on the disk before it gets its
-    name, so whoever builds the same library meanwhile replaces a whole file with a whole file."""
+    """Compile the library to `path`, and write its checksum beside it. Files are synced and then renamed, so that two
+    processes that build the same library never see half a file."""
     with tempfile.TemporaryDirectory(dir=path.parent) as beside:
         objects = [str(Path(beside) / f"{source.stem}.o") for source in SOURCES]
         _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(SOURCES, objects, strict=True)))
@@ -160,7 +160,7 @@ def _checksum(path: Path) -> Path:
 
 
 def _intact(path: Path) -> bool:
-    """Return whether the library is there and is what was written: to load a damaged one would end the process."""
+    """Return whether the library is there and is what was written: loading a damaged one would crash the process."""
     files = (path, _checksum(path))
     if not all(os.path.lexists(file) and _is_own(file.lstat(), stat.S_IFREG) for file in files):
         return False
@@ -168,13 +168,13 @@ def _intact(path: Path) -> bool:
 
 
 def _is_own(found: os.stat_result, kind: int) -> bool:
-    """Return whether it is a file (or folder) that nobody but this user can write to."""
+    """Return whether it is a file (or folder) that only this user can write to."""
     others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not others
 
 
 def _run(*commands: list[str]) -> None:
-    """All at once, and quietly."""
+    """Run the commands in parallel without output; raise if one fails."""
     no, kept = subprocess.DEVNULL, subprocess.PIPE
     running = [
         subprocess.Popen(command, stdin=no, stdout=no, stderr=kept, text=True, errors="replace", process_group=0)
@@ -182,7 +182,7 @@ def _run(*commands: list[str]) -> None:
     ]
     try:
         for one, command in zip(running, commands, strict=True):
-            _, errors = one.communicate(timeout=SECONDS)
+            _, errors = one.communicate(timeout=COMPILE_TIMEOUT)
             if one.returncode:
                 raise subprocess.CalledProcessError(one.returncode, command, stderr=errors)
     finally:
@@ -193,7 +193,8 @@ def _run(*commands: list[str]) -> None:
 
 
 def _cache() -> Path | None:
-    """Where compiled kernels stay, if it is this user's alone: what lies there is run."""
+    """Return the cache folder for compiled kernels; None unless only this user can write to it, since its code is
+    run."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,7 +213,7 @@ def _own_folder() -> Path:
 
 
 def _processor() -> str:
-    """What tells CPUs apart that do not know the same instructions."""
+    """Return a description of the CPU that differs between instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -221,5 +222,5 @@ def _processor() -> str:
 
 
 def threads_for(work: int) -> int:
-    """Cores for so many multiplications."""
-    return 1 if work < SMALL else torch.get_num_threads()
+    """Return the number of threads for so many multiplications."""
+    return 1 if work < MIN_PARALLEL_WORK else torch.get_num_threads()

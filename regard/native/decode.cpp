@@ -58,7 +58,7 @@ template <typename Real> static void linear(const Real *x, const Real *weight, c
     }
 }
 
-// The same with weights of eight bits: see kernels/int8.py. q is held as q + zero, which has no sign; sums are those of
+// The same with weights of eight bits: see decode/int8.py. q is held as q + zero, which has no sign; sums are those of
 // the weights of each output, to take zero away again. Rounding is as torch's quantised product has it.
 template <int R>
 INLINE void dots8(const uint8_t *q, const int8_t *const *w, long in, int32_t (*y)[OUTS], long begin, long end) {

@@ -1,5 +1,5 @@
-"""Decoding with kernels: linear maps of few rows, attention over a cache, a step of a whole stack in one call, and the
-most probable tokens."""
+"""Calls of decode.cpp: linear layers for few rows, attention over a cache, a step of a whole stack, and top-k
+tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def linear_params(
     scale: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> LinearParams:
-    """Of weights (out, in), contiguous; for many rows as `pack` has them, too; where they are of eight bits, with the
-    scale and the sum of each output."""
+    """Return the struct of a linear layer with contiguous weights (out, in).
+
+    packed: the same weights from `pack_matrix`, for many rows. scale, sums: of each output, for int8 weights.
+    """
     out, wide = weight.shape
     bias = None if bias is None else bias.contiguous()
     tensors = (weight, bias, packed, scale, sums)
@@ -31,31 +33,33 @@ def linear_params(
     return made
 
 
-def room(kernels: Kernels, x: Tensor, wide: int) -> Tensor:
-    """For what products need besides, of rows x of up to `wide` channels."""
+def workspace(kernels: Kernels, x: Tensor, wide: int) -> Tensor:
+    """Return scratch memory for products of the rows x with up to `wide` channels."""
     return torch.empty((x.shape[0] + kernels.rows) * (wide + 1) * x.element_size(), dtype=torch.uint8)
 
 
 def apply(kernels: Kernels, map: LinearParams, x: Tensor) -> Tensor:
     """x (rows, in), contiguous -> (rows, out)"""
     y = x.new_empty(x.shape[0], map.out)
-    beside = room(kernels, x, map.wide) if map.scale or map.packed else None
+    scratch = workspace(kernels, x, map.wide) if map.scale or map.packed else None
     kernels.named["apply", x.dtype](
-        map, x.data_ptr(), y.data_ptr(), x.shape[0], None if beside is None else beside.data_ptr(),
+        map, x.data_ptr(), y.data_ptr(), x.shape[0], None if scratch is None else scratch.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
     return y
 
 
-ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")  # as decode.cpp counts them
+ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")  # in the order of decode.cpp
 
 
 def attend(
     kernels: Kernels, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, held: Tensor | None = None
 ) -> Tensor:
-    """q (batch, heads, n, dim), k and v (rows, kv_heads, m, dim), channels side by side; added: to scores, or bool,
-    which of them count, broadcast to (batch, heads, n, m); held (batch, m or more): the row of each key, None: the own
-    -> (batch, n, heads, dim)"""
+    """q (batch, heads, n, dim), k and v (rows, kv_heads, m, dim), channels contiguous -> (batch, n, heads, dim).
+
+    added: a bool mask or a float added to the scores, broadcastable to (batch, heads, n, m).
+    held:  (batch, m or more) the row of k and v that holds each key; None: each row its own.
+    """
     batch, heads, queries, dim = q.shape
     _, groups, keys, wide = v.shape
     cores = threads_for(q.numel() * keys)
@@ -76,14 +80,14 @@ def attend(
 
 
 def _scores(heads: int, keys: int, cores: int, size: int) -> int:
-    """Numbers of so many bytes that attention needs room for."""
+    """Return the elements of `size` bytes that attention needs for its scores."""
     return cores * heads * (keys + 64 // size)
 
 
 def plan_mlp(
     into: LinearParams, out: LinearParams, activation: str, rows: int, gated: LinearParams | None = None
 ) -> FusedBranch:
-    """Two linear maps with an activation between them, or a gate where `gated` is given."""
+    """Return the branch of an MLP, gated where `gated` is given."""
     made = FusedBranch(first=addressof(into), last=addressof(out), how=ACTIVATIONS.index(activation))
     if gated is not None:
         made.key = addressof(gated)
@@ -101,9 +105,12 @@ def plan_attention(
     maps: Sequence[LinearParams | None], rows: int, k: Tensor, v: Tensor, slot: int, scale: float, added: Tensor | None,
     held: Tensor | None, keys: int, queries: int = 1, rotary_tables: RotaryTables | None = None,
 ) -> FusedBranch:  # fmt: skip
-    """Attention at the next position of each row: maps to queries, keys, values, and back. The first `keys` of k and v
-    (stored, m, kv_heads, dim) are looked at, once keys and values are in their `slot`; without maps to these, as they
-    are, by `queries` rows each."""
+    """Return the branch of attention at the next position of each row.
+
+    maps: the projections to queries, keys and values, and the output projection; without those to keys and values,
+        k and v (stored, m, kv_heads, dim) stay as they are, and `queries` rows attend to each stored row.
+    slot: where the new keys and values are written. keys: the first so many slots are attended to.
+    """
     first, key, value, last = maps
     assert first is not None
     assert last is not None
@@ -133,7 +140,7 @@ def update_attention(
     keys: int,
     rotary_tables: RotaryTables | None = None,
 ) -> None:
-    """What `plan_attention` made, for another position of the same rows: their cache lies where it lay."""
+    """Change the branch of `plan_attention` for another position of the same rows, with the same cache buffers."""
     looks, (batch, heads, queries) = made.looks, made.looked
     k, v, step, v_step = made.slots
     if added is not None:
@@ -156,8 +163,8 @@ def update_attention(
 
 
 class Program:
-    """Branches that are taken one after the other. With the norms before and after each they are added to what comes
-    in, and there may be a norm at the end; a branch without them is all."""
+    """A sequence of branches for one kernel call. With norms, each is a residual branch between a norm before and one
+    after it, and there may be a last norm; without norms, there is a single plain branch."""
 
     def __init__(
         self,
@@ -169,13 +176,13 @@ class Program:
         for one, (before, after) in zip(branches, norms, strict=False):
             one.adds, one.before, one.after = 1, before and addressof(before), after and addressof(after)
         self.every = (FusedBranch * len(branches))(*branches)
-        self.branches = list(self.every)  # the same, where they lie now
+        self.branches = list(self.every)  # views into the array
         for new, old in zip(self.branches, branches, strict=True):
             vars(new).update(vars(old))
         self.work = sum(one.work for one in branches)
 
     def run(self, kernels: Kernels, x: Tensor) -> Tensor:
-        """x (rows, width), contiguous"""
+        """Run all branches on contiguous x (rows, width)."""
         rows, wide = x.shape
         y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
         most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
@@ -192,24 +199,24 @@ class Program:
 
 
 def norm_params(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centres: bool) -> NormParams | None:
-    """A norm of vectors x, if its numbers are of the same kind."""
+    """Return the struct of a norm of x; None where its weights have another dtype or are not contiguous."""
     if any(t is not None and (t.dtype != x.dtype or not t.is_contiguous()) for t in (weight, bias)):
         return None
     return NormParams(*(None if t is None else t.data_ptr() for t in (weight, bias)), eps, centres)
 
 
-def likeliest(
-    kernels: Kernels, x: Tensor, packed: Tensor, bias: Tensor | None, words: int, many: int
+def top_k(
+    kernels: Kernels, x: Tensor, packed: Tensor, bias: Tensor | None, vocab: int, k: int
 ) -> tuple[Tensor, Tensor]:
-    """x (rows, in) -> of each row the `many` likeliest of all words, best first: log p and numbers, (rows, many)."""
+    """x (rows, in) -> log-probabilities and ids of the k most probable tokens, best first, (rows, k) each."""
     rows, wide = x.shape
     bias = None if bias is None else bias.contiguous()
-    best, mass = x.new_empty(rows, many), x.new_empty(rows)
-    at = torch.empty(rows, many, dtype=torch.long)
+    best, mass = x.new_empty(rows, k), x.new_empty(rows)
+    at = torch.empty(rows, k, dtype=torch.long)
     turned = x.new_empty(-(-rows // kernels.rows) * kernels.rows, wide)
     state = torch.empty(rows * kernels.state[x.dtype] + 64, dtype=torch.uint8)
     kernels.named["top_k", x.dtype](
         x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), best.data_ptr(), at.data_ptr(),
-        mass.data_ptr(), turned.data_ptr(), -(-state.data_ptr() // 64) * 64, rows, wide, words, many,
+        mass.data_ptr(), turned.data_ptr(), -(-state.data_ptr() // 64) * 64, rows, wide, vocab, k,
     )  # fmt: skip
     return best - best[:, :1] - mass.log()[:, None], at

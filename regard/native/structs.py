@@ -1,4 +1,4 @@
-"""The structs of the C++ sources as ctypes has them. `check_sizes` compares their sizes with the compiler's when the
+"""The structs of the C++ sources as ctypes structures. `check_sizes` compares their sizes with the compiler's when the
 library is loaded: a field that is missing on one side would be read from another's memory."""
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from torch import Tensor
 
 
 class LinearParams(Structure):
-    """As decode.cpp has it. A module may keep one; a copy of it knows nothing, and is made anew."""
+    """The struct of decode.cpp. A copy or a pickle of it is empty, since its pointers would not be valid."""
 
     _fields_ = [(name, c_void_p) for name in ("weight", "bias", "packed", "scale", "sums")] + [
         ("wide", c_int64),
         ("out", c_int64),
     ]
-    held: tuple[Tensor | None, ...] = (None,)  # what it points at
+    held: tuple[Tensor | None, ...] = (None,)  # keeps the tensors alive that it points at
 
     def __reduce__(self) -> tuple:
         return LinearParams, ()
 
 
 class AttentionArgs(Structure):
-    """As decode.cpp has it."""
+    """The struct of decode.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "added", "held", "y", "room")),
@@ -37,22 +37,21 @@ class AttentionArgs(Structure):
 
 
 class NormParams(Structure):
-    """As decode.cpp has it."""
+    """The struct of decode.cpp."""
 
     _fields_ = (*((name, c_void_p) for name in ("weight", "bias")), ("eps", c_double), ("centres", c_int64))
 
 
 class FusedBranch(Structure):
-    """One branch of a layer as decode.cpp has it, attention or a feed-forward, for a step of one position.
+    """One branch of a layer, attention or a feed-forward, for a step of one position; the struct of decode.cpp.
 
-    maps: the linear maps that it points at; beside: what else it points at.
-    wants: the workspace in numbers: for queries or activations, for what attention finds, for scores; and the channels
+    maps: the linear layers that it points at; beside: the other tensors, kept alive.
+    wants: elements of workspace for queries or activations, for the attention output and for scores; and the channels
         of its widest input.
-    work: the multiplications for a row, about.
-    leaves: the channels of the output.
-    of: what the maker wants to know again.
-    slots, looked, size: of attention: where keys and values begin and how far it is to the next ones; batch, heads and
-        queries; bytes of a number.
+    work: the approximate number of multiplications for a row.
+    leaves: the output channels.
+    slots, looked, size: for attention: addresses and slot strides of keys and values; batch, heads and queries; bytes
+        of an element.
     """
 
     _fields_ = (
@@ -63,7 +62,6 @@ class FusedBranch(Structure):
     )
     maps: Sequence[LinearParams | None]
     beside: tuple
-    of: tuple
     wants: list[int]
     work: int
     leaves: int
@@ -73,7 +71,7 @@ class FusedBranch(Structure):
 
 
 class Workspace(Structure):
-    """As decode.cpp has it."""
+    """The struct of decode.cpp."""
 
     _fields_ = [(name, c_void_p) for name in ("normed", "found", "middle", "other", "scores", "maps")]
 
@@ -82,7 +80,7 @@ ADDS = ("q_add", "k_add", "v_add")
 
 
 class TrainAttentionArgs(Structure):
-    """As train.cpp has it."""
+    """The struct of train.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "added", "y", "mass", "dy", "dq", "dk", "dv", "room")),
@@ -96,7 +94,7 @@ class TrainAttentionArgs(Structure):
 
 
 class MatmulArgs(Structure):
-    """As matmul.cpp has it."""
+    """The struct of matmul.cpp."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "panels", "bias", "y", "room", "hidden", "activated")),

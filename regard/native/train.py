@@ -61,7 +61,7 @@ def activation_backward(kernels: Kernels, hidden: Tensor, activated: Tensor, dy:
 
 
 def dropped(x: Tensor, residual: Tensor | None, kernels: Kernels, count: int, scale: float, seed: int) -> Tensor:
-    """Return residual + x times a scale, where `count` of 65,536 numbers of x are left out."""
+    """Return residual + scale * x, where `count` of 65,536 elements of x on average are dropped."""
     y = torch.empty_like(x)
     kernels.named["drop", x.dtype](
         x.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(), x.numel(), count, scale, seed,
@@ -71,8 +71,8 @@ def dropped(x: Tensor, residual: Tensor | None, kernels: Kernels, count: int, sc
 
 
 def powers(kernels: Kernels, rows: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn rows (n, vocab) of logits in bits into 2^(logit - the largest), after a bias is added, which is not in bits.
-    Return for each row, (n, 1): the largest logit, the sum, the logit of its goal."""
+    """Turn rows (n, vocab) of logits times log2(e) into 2^(logit - max) in place, after adding a bias that is not
+    scaled. Return the largest logit, the sum, and the logit of the target of each row, (n, 1) each."""
     top, mass, right = rows.new_empty(3, len(rows), 1)
     bias = None if bias is None else bias.contiguous()
     kernels.named["powers", rows.dtype](

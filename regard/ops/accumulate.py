@@ -1,5 +1,5 @@
-"""Gradients of weights that are added to where they are summed up as soon as they are made, instead of being made
-first, and then read and added."""
+"""Gradients of weights, added to an accumulation buffer as they are computed, instead of being written first and then
+read and added."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from torch import Tensor
 
 
 class GradientBuffers(Protocol):
-    """Who sums up gradients."""
+    """Owner of the buffers in which gradients are accumulated."""
 
-    def room(self, weight: Tensor) -> Tensor | None:
-        """Return where the gradients of a weight are summed up; None: elsewhere."""
+    def buffer_for(self, weight: Tensor) -> Tensor | None:
+        """Return the buffer for the gradients of a weight; None where there is none."""
 
 
-class _Now(threading.local):
+class _Accumulation(threading.local):
     buffers: GradientBuffers | None = None
     loss_scale: float = 1.0
 
 
-_now = _Now()
+_current = _Accumulation()
 
 
 @contextmanager
 def accumulate_into(buffers: GradientBuffers, loss_scale: float) -> Iterator[None]:
     """Inside, in this thread, ops add the gradients of weights to these buffers.
 
-    loss_scale: what a loss will be multiplied by before its backward pass, so that a gradient that is made together
-        with the loss is the right one.
+    loss_scale: the factor by which a loss will be multiplied before its backward pass, for gradients that are computed
+        together with the loss.
     """
-    before = _now.buffers, _now.loss_scale
-    _now.buffers, _now.loss_scale = buffers, loss_scale
+    before = _current.buffers, _current.loss_scale
+    _current.buffers, _current.loss_scale = buffers, loss_scale
     try:
         yield
     finally:
-        _now.buffers, _now.loss_scale = before
+        _current.buffers, _current.loss_scale = before
 
 
 def is_accumulating() -> bool:
-    return _now.buffers is not None
+    return _current.buffers is not None
 
 
 def buffer_for(weight: Tensor) -> tuple[float, Tensor | None]:
-    """Return the scale of the loss and the buffer for the gradient of a weight; 1, None where it is not accumulated
-    here, as on other devices, which would have to be waited for to check that the scale was right."""
-    buffer = None if _now.buffers is None or not weight.is_cpu else _now.buffers.room(weight)
-    return (1.0, None) if buffer is None else (_now.loss_scale, buffer)
+    """Return the loss scale and the buffer for the gradient of a weight; (1, None) where it is not accumulated here, as
+    on other devices, where checking the scale would need a synchronization."""
+    buffer = None if _current.buffers is None or not weight.is_cpu else _current.buffers.buffer_for(weight)
+    return (1.0, None) if buffer is None else (_current.loss_scale, buffer)

@@ -1,4 +1,4 @@
-"""The bends between two linear maps, by the names that recipes use."""
+"""Activation functions by the names that recipes use."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,5 @@
-"""The delta rule: what a key recalls is moved towards its value, instead of being added to. In chunks, so that time is
-linear in the length and the loop is over chunks and not over positions.
+"""The delta rule: the value stored for a key is moved towards the new value, instead of being added to. Computed in
+chunks, so that time is linear in the length and the loop is over chunks, not positions.
 
     S_t = S_(t-1) + beta_t k_t (v_t - S_(t-1)^T k_t)^T  =  (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T
     o_t = q_t S_t
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import NO_KERNEL, note
-from .fading import CHUNK, chunk_size, cut, empty, exact
+from .fading import CHUNK, accumulation_dtype, chunk_size, empty_memory, split_chunks
 
 
 def delta(
@@ -36,11 +36,11 @@ def delta(
     note("delta", NO_KERNEL)
     dtype, time, size = q.dtype, q.shape[2], chunk_size(q.shape[2], chunk)
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v, beta = (t.to(exact(dtype)) for t in (q, k, v, beta[..., None]))
-        state = empty(q, k.shape[-1], v.shape[-1]) if state is None else state.to(q.dtype)
+        q, k, v, beta = (t.to(accumulation_dtype(dtype)) for t in (q, k, v, beta[..., None]))
+        state = empty_memory(q, k.shape[-1], v.shape[-1]) if state is None else state.to(q.dtype)
         if valid is not None:
             beta = beta.masked_fill(~valid[:, None, :, None], 0.0)
-        q, k, v, beta = (cut(t, size) for t in (q, k, v, beta))
+        q, k, v, beta = (split_chunks(t, size) for t in (q, k, v, beta))
         both = torch.cat((v, k), -1) * beta  # (batch, heads, chunks, size, value + key)
         if size > 1:  # one position alone has nothing before it to solve for
             lower = (k * beta @ k.mT).tril(-1)
@@ -56,7 +56,7 @@ def delta(
 
 
 def flops(length: int, heads: int, key: int, value: int, chunk: int = CHUNK) -> int:
-    """Of the matrix products of `delta` for one sequence; the triangular system is not counted as one."""
+    """Return the flops of the matrix products of `delta` for one sequence, without the triangular solve."""
     size = chunk_size(length, chunk)
     chunks = -(-length // size)
     system = key if size > 1 else 0  # one position alone has none

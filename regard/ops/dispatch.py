@@ -1,9 +1,9 @@
-"""Which code runs: torch's operations or regard's own kernels. This is the one place that decides, and it can say why.
+"""Chooses between torch's operations and regard's own kernels, in this one place, and can explain the choice.
 
 An op asks `kernels_for(tensors)`, or `inference_kernels(tensors)` where it has no backward pass. A part that hands the
 weights of its submodules to an op asks first whether they are `plain_linears`, so that hooks and replacements count.
-Whoever asks gives the op's name, and what only the op knows to speak against a kernel; `recording` counts what was
-decided, and `regard doctor` prints it.
+An op passes its name, and the reason where it cannot use a kernel itself; `recording` counts these decisions, and
+`regard doctor` prints them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from regard.native import private
 from regard.native.build import KINDS, Kernels, load_kernels, why_unavailable
 from regard.native.private import GLOBAL_HOOKS, HOOKS
 
-FEW_ROWS = 24  # up to which a product is spent on reading the weights, so that every core should read its share
+FEW_ROWS = 24  # up to which a matrix product is bound by reading the weights, which all cores should share
 FEW_QUERIES = 8  # up to which the attention kernel for decoding is faster than torch's
 LEAST_WORK, NARROW = 1 << 21, 256  # multiplications from which, and channels up to which, our products are faster
-WIDE = f"both sides of the matrix have more than {NARROW} channels, where torch's product is faster"
-PACKED_WEIGHTS = 1 << 20  # of a linear map, up to which a decoding session holds them a second time, packed
+PACKED_WEIGHTS = 1 << 20  # up to which a decoding session also keeps a packed copy of a linear layer
 
-
-KERNEL, TORCH, SEPARATE = "regard", "torch", "separate ops"  # what an op runs on; the last: others do its work in turn
+KERNEL, TORCH, SEPARATE = "regard", "torch", "separate ops"  # what runs an op; the last: other ops, one after another
 NO_KERNEL = "regard has no kernel for it"
-NOT_PLAIN = "a linear map is not a plain torch.nn.Linear: hooked, parametrized or replaced"
+NOT_PLAIN = "a linear layer is not a plain torch.nn.Linear: hooked, parametrized or replaced"
+TOO_WIDE = f"both sides of the matrix have more than {NARROW} channels, where torch's product is faster"
 
 
 class Decision(NamedTuple):
-    """What an op runs on: KERNEL, TORCH or SEPARATE; and why, where it is not a kernel."""
+    """What runs an op: KERNEL, TORCH or SEPARATE; and the reason, unless it is a kernel."""
 
     op: str
     runs_on: str
@@ -51,7 +50,7 @@ _switch = _Switch()
 
 @contextmanager
 def recording() -> Iterator[Counter[Decision]]:
-    """Inside, in this thread, decisions are counted: how many calls of an op ran on what, and why."""
+    """Inside, in this thread, count the decisions: how many calls of each op ran on what, and why."""
     before, _switch.decisions = _switch.decisions, Counter()
     try:
         yield _switch.decisions
@@ -60,7 +59,7 @@ def recording() -> Iterator[Counter[Decision]]:
 
 
 def note(op: str, why: str = "", otherwise: str = TORCH) -> None:
-    """Count a decision where somebody is recording: for a kernel, or against it where there is a reason why."""
+    """Count a decision while `recording`: for a kernel, or for `otherwise` where there is a reason against it."""
     if _switch.decisions is not None and op:
         _switch.decisions[Decision(op, otherwise if why else KERNEL, why)] += 1
 
@@ -76,7 +75,7 @@ def disabled() -> Iterator[None]:
 
 
 def refusal(first: Tensor, *others: Tensor | None) -> str:
-    """Return why the kernels do not take these tensors, whether they learn or not; an empty string where they do."""
+    """Return why the kernels do not take these tensors, with or without gradients; an empty string where they do."""
     dtype = first.dtype
     if dtype not in KINDS:
         return f"the kernels compute in float32 and float64, not in {str(dtype).removeprefix('torch.')}"
@@ -95,62 +94,63 @@ def refusal(first: Tensor, *others: Tensor | None) -> str:
 
 
 def kernels_for(first: Tensor, *others: Tensor | None, op: str = "", unless: str = "") -> Kernels | None:
-    """Return the kernels if they can take these tensors, whether these learn or not.
+    """Return the kernels if they can take these tensors, with or without gradients.
 
-    op:     who asks, for those who record decisions.
-    unless: what the op itself has against its kernel; empty: nothing.
+    op:     the name under which the decision is recorded; empty: it is not.
+    unless: the op's own reason not to use its kernel; empty: there is none.
     """
-    return _decided(op, unless or refusal(first, *others))
+    return _decide(op, unless or refusal(first, *others))
 
 
 def inference_kernels(first: Tensor, *others: Tensor | None, op: str = "", unless: str = "") -> Kernels | None:
-    """Return the kernels if they can take these tensors and there is nothing to learn from them."""
+    """Return the kernels if they can take these tensors and no gradients are needed."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (first, *others)):
-        unless = unless or "it is learned from, and this kernel has no backward pass"
-    return _decided(op, unless or refusal(first, *others))
+        unless = unless or "gradients are needed, and this kernel has no backward pass"
+    return _decide(op, unless or refusal(first, *others))
 
 
 def product_kernels(op: str, rows: int, weight: Tensor, first: Tensor, *others: Tensor | None) -> Kernels | None:
-    """Return the kernels if they can take these tensors and our matrix product is faster as well."""
-    return _decided(op, refusal(first, *others) or _slower(load_kernels(), rows, weight))
+    """Return the kernels if they can take these tensors and our matrix product is the faster one."""
+    return _decide(op, refusal(first, *others) or _why_slower(load_kernels(), rows, weight))
 
 
-def _decided(op: str, reason: str) -> Kernels | None:
+def _decide(op: str, reason: str) -> Kernels | None:
+    """Return the kernels unless there is a reason against them, and record the decision."""
     kernels = None if reason else load_kernels()
     if _switch.decisions is not None:
         note(op, "" if kernels is not None else reason or why_unavailable())
     return kernels
 
 
-def refused(first: Tensor, *others: Tensor | None) -> str:
+def why_no_kernels(first: Tensor, *others: Tensor | None) -> str:
     """Return why there are no kernels for these tensors; an empty string where there are."""
     return refusal(first, *others) or why_unavailable()
 
 
 def explain(first: Tensor, *others: Tensor | None) -> str:
     """Return in a few words what computes ops on these tensors, and why."""
-    reason = refused(first, *others)
+    reason = why_no_kernels(first, *others)
     return f"torch: {reason}" if reason else "regard's kernels"
 
 
 def is_product_faster(kernels: Kernels, rows: int, weight: Tensor) -> bool:
-    """Return whether our matrix product is faster than torch's for so many rows: narrow ones, which torch spends too
-    long on packing, on CPUs that its library was not tuned for."""
-    reason = _slower(kernels, rows, weight)
+    """Return whether our matrix product is faster than torch's for so many rows: for narrow weights, which torch spends
+    too long on packing, on CPUs that its library was not tuned for."""
+    reason = _why_slower(kernels, rows, weight)
     if _switch.decisions is not None:
         note("matrix product", reason)
     return not reason
 
 
-def _slower(kernels: Kernels | None, rows: int, weight: Tensor) -> str:
-    """Return why torch's matrix product is to be preferred; an empty string where ours is faster."""
+def _why_slower(kernels: Kernels | None, rows: int, weight: Tensor) -> str:
+    """Return why our matrix product is slower than torch's; an empty string where it is not."""
     if kernels is None:
         return ""
     if not kernels.multiplies:
         return "torch's products are tuned for this CPU"
     if rows * weight.numel() < LEAST_WORK:
         return "the product is so small that torch's is faster"
-    return WIDE if min(weight.shape) > NARROW else ""
+    return TOO_WIDE if min(weight.shape) > NARROW else ""
 
 
 def is_few_rows(x: Tensor) -> bool:
@@ -168,19 +168,19 @@ def hooked(module: nn.Module) -> bool:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Return the same for this very module: hooks on all modules, such as a profiler's, change nothing. Nor does a
-    `forward` that is marked as one that only watches."""
+    """Return whether this very module has hooks or a replaced `forward`. Global hooks, such as a profiler's, and a
+    `forward` with `only_watches` do not count."""
     own = vars(module)
     return any(own[name] for name in HOOKS) or is_replaced(own, "forward")
 
 
 def touched(module: nn.Module) -> bool:
-    """Return whether its step is anything else than its class's `step`."""
-    return bool(touch(module))
+    """Return whether its step does anything besides its class's `step`."""
+    return bool(why_touched(module))
 
 
-def touch(module: nn.Module) -> str:
-    """Return what makes its step anything else than its class's `step`; an empty string where nothing does."""
+def why_touched(module: nn.Module) -> str:
+    """Return why its step does anything besides its class's `step`; an empty string where it does not."""
     if has_own_hooks(module):
         return "has a hook or a forward of its own"
     if any(GLOBAL_HOOKS):
@@ -189,7 +189,7 @@ def touch(module: nn.Module) -> str:
 
 
 def inside_touched(module: nn.Module) -> bool:
-    """Return whether that is so for any module inside it."""
+    """Return whether any module inside it is `touched`."""
     return any(touched(child) or inside_touched(child) for child in module._modules.values() if child is not None)
 
 
@@ -199,7 +199,7 @@ def is_replaced(own: dict[str, Any], method: str) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether it is a linear map and nothing more: not hooked, pruned or parametrized."""
+    """Return whether it is a plain nn.Linear: not hooked, pruned or parametrized."""
     return type(module) is nn.Linear and module._parameters.get("weight") is not None and not hooked(module)
 
 

@@ -1,7 +1,7 @@
-"""Dropout, and the sum of a residual and what is dropped. Drawing a random number per channel takes longer on a CPU
-than all else about it, so there 16 random bits decide, and the kernel keeps a seed instead of a mask.
+"""Dropout, alone or added to a residual. On a CPU most of its time goes into random numbers, so there 16 random bits
+decide about each element, and the kernel saves a seed instead of a mask.
 
-    y = x / (1 - p) where it is kept, 0 elsewhere        residual + y in one pass
+    y = x / (1 - p) where x is kept, 0 elsewhere        residual + y in one pass
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STEPS = 1 << 16  # 16 random bits decide, four times in one draw: on a CPU, p is
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """x of any shape, each number dropped with probability p."""
+    """Return x of any shape, each element dropped with probability p."""
     if _is_cheaper(x, p):
         return _drop(x, None, p)
-    note("dropout", "our dropout is for CPUs, and neither for compiled graphs nor to drop all or nothing")
+    note("dropout", "our dropout is for CPUs, not for compiled graphs, and not for p = 0 or 1")
     return F.dropout(x, p)
 
 
@@ -51,17 +51,17 @@ def _drop(x: Tensor, residual: Tensor | None, p: float) -> Tensor:
 class _DroppedBySeed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: Kernels, x: Tensor, residual: Tensor | None, count: int, scale: float):  # type: ignore[override]
-        ctx.given = kernels, count, scale, int(torch.empty((), dtype=torch.int64).random_())
-        return dropped(x.contiguous(), None if residual is None else residual.contiguous(), *ctx.given)
+        ctx.args = kernels, count, scale, int(torch.empty((), dtype=torch.int64).random_())
+        return dropped(x.contiguous(), None if residual is None else residual.contiguous(), *ctx.args)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
-        return None, dropped(dy.contiguous(), None, *ctx.given), dy if ctx.needs_input_grad[2] else None, None, None
+        return None, dropped(dy.contiguous(), None, *ctx.args), dy if ctx.needs_input_grad[2] else None, None, None
 
 
 class _DroppedByMask(torch.autograd.Function):
-    """The random bits are kept for the backward pass, two bytes for each channel."""
+    """Saves the random bits for the backward pass, two bytes for each element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, count: int) -> Tensor:  # type: ignore[override]
@@ -81,5 +81,5 @@ class _DroppedByMask(torch.autograd.Function):
 
 
 def _kept(bits: Tensor, count: int, like: Tensor) -> Tensor:
-    """Return 1 where a number is kept and 0 elsewhere, in the dtype of `like`."""
+    """Return 1 where an element is kept and 0 elsewhere, in the dtype of `like`."""
     return torch.ge(bits, count - STEPS // 2, out=torch.empty_like(bits, dtype=like.dtype))

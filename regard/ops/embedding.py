@@ -1,5 +1,5 @@
-"""Rows of an embedding table, whose gradient is added to the table's own buffer where there is one, so that no table of
-zeros is made for it."""
+"""Embedding lookup whose gradient is added to the table's accumulation buffer, where there is one, instead of a new
+table of zeros."""
 
 from __future__ import annotations
 

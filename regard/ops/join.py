@@ -1,8 +1,8 @@
-"""Attention in parts: each over some of the keys, joined as if it had been over all of them at once.
+"""Attention computed over parts of the keys and merged by log-sum-exp, as if it had been over all keys at once.
 
     y = sum of share_i y_i        share_i = exp(total_i) / sum of exp(total_j)        total_i = log sum of exp(scores_i)
 
-A key that stands in several parts counts as often. Milakov & Gimelshein 2018, "Online normalizer calculation for
+A key in several parts counts several times. Milakov & Gimelshein 2018, "Online normalizer calculation for
 softmax", arXiv:1805.02867.
 """
 
@@ -16,15 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Part(NamedTuple):
-    """What one part found."""
+class PartialAttention(NamedTuple):
+    """Attention over some of the keys."""
 
     y: Tensor  # (batch, heads, n, dim)
-    total: Tensor  # (batch, heads, n), minus infinity where there was nothing to see
+    logsumexp: Tensor  # (batch, heads, n) of the scores, -inf where there were no keys
 
 
-def few(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, bias: Tensor | None, drop: float) -> Part:
-    """The part of a few keys: k and v (batch, kv_heads, m, dim), hidden what broadcasts to (batch, heads, n, m)."""
+def partial_attention(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, bias: Tensor | None, drop: float
+) -> PartialAttention:
+    """Attend to the keys k and v (batch, kv_heads, m, dim); hidden: True where masked, broadcasts to (batch, heads, n,
+    m)."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
     scores = (scores if bias is None else scores + bias).masked_fill(hidden, float("-inf"))
@@ -35,14 +38,14 @@ def few(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, bias: Tensor | None, dr
     floor = torch.finfo(whole.dtype).tiny
     weights = weights / whole.clamp(min=floor)
     total = torch.where(whole > 0, whole.clamp(min=floor).log() + most, float("-inf")).squeeze(-1)
-    return Part(F.dropout(weights, drop).to(v.dtype) @ v if drop else weights.to(v.dtype) @ v, total)
+    return PartialAttention(F.dropout(weights, drop).to(v.dtype) @ v if drop else weights.to(v.dtype) @ v, total)
 
 
-def join(parts: Sequence[Part], learned: bool = True) -> Part:
-    """All of them as one. With `learned` false, the shares have no gradient."""
+def merge(parts: Sequence[PartialAttention], learned: bool = True) -> PartialAttention:
+    """Merge partial attentions into one. With `learned` False, the shares get no gradient."""
     if len(parts) == 1:
         return parts[0]
-    totals = torch.stack([part.total for part in parts])
+    totals = torch.stack([part.logsumexp for part in parts])
     totals = totals if learned else totals.detach()
     most = totals.amax(0).detach()
     most = torch.where(most.isfinite(), most, 0.0)
@@ -53,4 +56,4 @@ def join(parts: Sequence[Part], learned: bool = True) -> Part:
     y = sum((share.to(part.y.dtype) * part.y for share, part in zip(shares, parts, strict=True)), start=0.0)
     seen = torch.where(whole > 0, whole.clamp(min=floor).log() + most, float("-inf"))
     assert isinstance(y, Tensor)
-    return Part(y, seen)
+    return PartialAttention(y, seen)

@@ -1,10 +1,10 @@
-"""Attention to what a hash puts into the same bucket: sort by bucket, cut the order into chunks, compare within them.
+"""LSH attention: positions are sorted by hash bucket, the order is cut into chunks, and attention is within chunks.
 
     bucket(x) = argmax [x R; -x R]                          R a random rotation, one for each round
-    out_i     = softmax over j in the union of all rounds' P_i^r of (q_i . k_j)  v_j          itself if there is none
+    out_i     = softmax over j in the union of all rounds' P_i^r of (q_i . k_j)  v_j          itself if P is empty
 
-P_i^r are the positions in i's bucket that its chunk, or those beside it, hold. A round knows only its own P, so each
-divides what it finds for j by N_ij, the number of rounds that find it, and the rounds are added up:
+P_i^r are the positions of i's bucket in its chunk and the neighboring ones. A round knows only its own P, so each
+divides the weight of j by N_ij, the number of rounds with j in P_i, and the rounds are summed:
 
     out_i = sum_r exp(z^r_i - z_i) out^r_i          z^r_i = log sum over j in P_i^r of exp(q_i . k_j - log N_ij)
     z_i   = log sum_r exp(z^r_i)
@@ -22,20 +22,20 @@ from torch import Tensor
 
 from .attention import masked_softmax
 from .dispatch import NO_KERNEL, note
-from .join import Part, few, join
+from .join import PartialAttention, merge, partial_attention
 
-AT_ONCE = 1 << 22  # comparisons of one new position with one old one that live together
+MAX_COMPARISONS = 1 << 22  # of a new position with an old one, in memory at a time
 
 
-class Rule(NamedTuple):
-    """Who may look at whom.
+class LshRule(NamedTuple):
+    """Which positions attend to which.
 
     size:    positions of a chunk of the sorted order.
-    before:  chunks before its own that a query sees; after: those behind it.
-    causal:  only what came earlier.
-    near:    instead of whole chunks, the last so many of the query's bucket; 0: whole chunks.
-    across:  also what other buckets have in those chunks; the order of a round then goes on in the next one's.
-    repeats: what is found in several rounds counts several times.
+    before:  number of chunks before its own that a query attends to; after: chunks after it.
+    causal:  only earlier positions.
+    near:    instead of whole chunks, the last so many positions of the query's bucket; 0: whole chunks.
+    across:  also positions of other buckets in those chunks; the order of a round then continues in the next one's.
+    repeats: a key found in several rounds counts several times.
     """
 
     size: int
@@ -48,13 +48,13 @@ class Rule(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Positions with which one is compared."""
+        """The number of positions that a query is compared with."""
         return (self.before + 1 + self.after) * self.size
 
 
 def bucket(x: Tensor, rotations: Tensor, buckets: tuple[int, ...]) -> Tensor:
     """x (batch, heads, time, dim), rotations (heads, dim, rounds, sum of buckets / 2) -> (batch, heads, rounds, time).
-    Several numbers of buckets are hashed each for itself, and there are as many in all as their product."""
+    Several bucket counts give independent hashes, combined into as many buckets as their product."""
     note("lsh", NO_KERNEL)
     turned = torch.einsum("bhnd,hdri->bhrni", x.detach(), rotations.to(x.dtype))
     found, stride = torch.zeros(turned.shape[:-1], dtype=torch.long, device=x.device), 1
@@ -67,15 +67,15 @@ def bucket(x: Tensor, rotations: Tensor, buckets: tuple[int, ...]) -> Tensor:
 class Order(NamedTuple):
     """The sorted order of every round, in chunks."""
 
-    at: Tensor  # (batch, heads, rounds, chunks, size) the position in each place, -1 for none
-    place: Tensor  # (batch, heads, rounds, time) the place of each position
-    code: Tensor  # (batch, heads, rounds, time) for `Rule`: close numbers for those that see each other
-    most: int  # how far a key's code may be below its query's
-    least: int  # and how far at least; negative: above
+    at: Tensor  # (batch, heads, rounds, chunks, size) the position at each rank, -1 for none
+    place: Tensor  # (batch, heads, rounds, time) the rank of each position
+    code: Tensor  # (batch, heads, rounds, time) numbers that are close for positions that may attend to each other
+    most: int  # the largest difference of a query's and a key's code
+    least: int  # and the smallest
 
 
-def sort(buckets: Tensor, lengths: Tensor, rule: Rule) -> Order:
-    """By bucket and then by position; what is not real comes last."""
+def sort(buckets: Tensor, lengths: Tensor, rule: LshRule) -> Order:
+    """Sort by bucket and then by position; positions that are not real come last."""
     time = buckets.shape[-1]
     real = torch.arange(time, device=buckets.device) < lengths[:, None, None, None]
     buckets = buckets.long()
@@ -89,12 +89,12 @@ def sort(buckets: Tensor, lengths: Tensor, rule: Rule) -> Order:
     return Order(at.unflatten(-1, (-1, rule.size)), place, code, most, least)
 
 
-def beside(order: Order, number: int, lengths: Tensor, rule: Rule) -> Tensor:
-    """(batch, heads, chunks, span): the positions of the keys of each chunk of round `number`, -1 for none."""
+def neighbor_keys(order: Order, number: int, lengths: Tensor, rule: LshRule) -> Tensor:
+    """Return the key positions of each chunk of round `number`, (batch, heads, chunks, span), -1 for none."""
     batch, heads, rounds, chunks, size = order.at.shape
     steps = torch.arange(-rule.before, rule.after + 1, device=lengths.device)
     index = torch.arange(chunks, device=lengths.device)[:, None] + steps  # (chunks, steps)
-    if rule.across:  # around the ends, over the chunks that hold anything
+    if rule.across:  # wraps around, over the chunks that are not empty
         own = (-(-lengths // size)).clamp(min=1)[:, None, None]
         flat = (number * own + index) % (rounds * own)
         index, inside = flat // own * chunks + flat % own, (index[:, rule.before, None] < own).expand_as(flat)
@@ -106,57 +106,63 @@ def beside(order: Order, number: int, lengths: Tensor, rule: Rule) -> Tensor:
     return torch.where(inside[:, None, :, :, None], found, -1).flatten(-2)
 
 
-class Looks(NamedTuple):
-    """Who is compared with whom in one round, and who sees whom."""
+class ComparedPairs(NamedTuple):
+    """The queries and keys that are compared in one round."""
 
     query_at: Tensor  # (batch, heads, chunks, size) positions, -1 for none
     key_at: Tensor  # (batch, heads, chunks, span)
     seen: Tensor  # (batch, heads, chunks, size, span)
-    often: Tensor | None  # the same shape: the rounds in which they meet, None where that does not matter
+    rounds: Tensor | None  # the same shape: in how many rounds a pair is compared; None: not needed
 
 
-def looks(order: Order, number: int, lengths: Tensor, rule: Rule) -> Looks:
-    """Of round `number`."""
-    query_at, key_at = order.at[:, :, number], beside(order, number, lengths, rule)
+def compared_pairs(order: Order, number: int, lengths: Tensor, rule: LshRule) -> ComparedPairs:
+    """Return the pairs that are compared in round `number`."""
+    query_at, key_at = order.at[:, :, number], neighbor_keys(order, number, lengths, rule)
     one, two = query_at[..., :, None], key_at[..., None, :]
     seen = (two < one if rule.causal else two != one) & (two >= 0) & (one >= 0)
 
     def meet(other: int) -> Tensor:
         code = order.code[:, :, other]
-        apart = pick(code, query_at)[..., :, None] - pick(code, key_at)[..., None, :]
+        apart = gather(code, query_at)[..., :, None] - gather(code, key_at)[..., None, :]
         return (apart >= order.least) & (apart <= order.most)
 
     if not rule.across:
         seen &= meet(number)
     if rule.repeats:
-        return Looks(query_at, key_at, seen, None)
+        return ComparedPairs(query_at, key_at, seen, None)
     often = torch.zeros_like(seen, dtype=torch.uint8)
     for other in range(order.at.shape[2]):
         often += meet(other)
-    return Looks(query_at, key_at, seen, often.clamp(min=1))  # around the ends they meet in another's chunks
+    return ComparedPairs(
+        query_at, key_at, seen, often.clamp(min=1)
+    )  # with wrapping they meet in another round's chunks
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor, rule: Rule, drop: float) -> Part:
-    """q, k and v (batch, heads, time, dim), buckets (batch, heads, rounds, time), lengths (batch,)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor, rule: LshRule, drop: float
+) -> PartialAttention:
+    """Attend in all rounds: q, k and v (batch, heads, time, dim), buckets (batch, heads, rounds, time), lengths
+    (batch,)."""
     order, parts = sort(buckets, lengths, rule), []
     exact = torch.promote_types(q.dtype, torch.float32)
     for number in range(buckets.shape[2]):
-        here = looks(order, number, lengths, rule)
-        less = None if here.often is None else -here.often.to(exact).log()
-        keys, values = pick(k, here.key_at), pick(v, here.key_at)
-        found = few(pick(q, here.query_at), keys, values, ~here.seen, less, drop)
+        here = compared_pairs(order, number, lengths, rule)
+        less = None if here.rounds is None else -here.rounds.to(exact).log()
+        keys, values = gather(k, here.key_at), gather(v, here.key_at)
+        found = partial_attention(gather(q, here.query_at), keys, values, ~here.seen, less, drop)
         place = order.place[:, :, number]
-        parts.append(Part(*(pick(t.flatten(2, 3), place) for t in found)))
-    return join(parts)
+        parts.append(PartialAttention(*(gather(t.flatten(2, 3), place) for t in found)))
+    return merge(parts)
 
 
-def weigh(q: Tensor, k: Tensor, buckets: Tensor, lengths: Tensor, rule: Rule) -> Tensor:
-    """The weights that `attend` gives to values: (batch, heads, time, time). What is alone takes itself."""
+def dense_weights(q: Tensor, k: Tensor, buckets: Tensor, lengths: Tensor, rule: LshRule) -> Tensor:
+    """Return the weights of `attend` as a dense matrix (batch, heads, time, time); a query without keys attends to
+    itself."""
     batch, heads, rounds, time = buckets.shape
     order = sort(buckets, lengths, rule)
     often = torch.zeros(batch, heads, time * time, dtype=torch.long, device=q.device)
     for number in range(rounds):
-        here = looks(order, number, lengths, rule)
+        here = compared_pairs(order, number, lengths, rule)
         where = here.query_at[..., :, None] * time + here.key_at[..., None, :]
         where = torch.where(here.seen, where, 0).flatten(2)
         often.scatter_add_(2, where, here.seen.flatten(2).long())
@@ -168,21 +174,22 @@ def weigh(q: Tensor, k: Tensor, buckets: Tensor, lengths: Tensor, rule: Rule) ->
     return weights + torch.diag_embed((often.sum(-1) == 0).to(weights.dtype))
 
 
-def pick(x: Tensor, at: Tensor) -> Tensor:
-    """x (batch, heads, time) or (batch, heads, time, dim) at places (batch, heads, ...); -1 gives the first one."""
+def gather(x: Tensor, at: Tensor) -> Tensor:
+    """Return x (batch, heads, time) or (batch, heads, time, dim) at positions (batch, heads, ...); -1 gives position
+    0."""
     flat = at.clamp(min=0).flatten(2)
     if x.dim() == 3:
         return x.gather(2, flat).view(at.shape)
     return x.gather(2, flat[..., None].expand(-1, -1, -1, x.shape[-1])).view(*at.shape, x.shape[-1])
 
 
-def recall(
+def attend_step(
     q: Tensor, k: Tensor, v: Tensor, query_buckets: Tensor, key_buckets: Tensor, query_at: Tensor, near: int
 ) -> tuple[Tensor, Tensor]:
-    """As `attend` with a causal rule of `near`, for a few queries (batch, heads, n, dim) at places query_at (batch, n)
-    among all keys (batch, heads, m, dim), which stand at 0, 1, 2, ...; only those that are seen are compared."""
+    """Return `attend` with a causal rule of `near` for a few queries (batch, heads, n, dim) at positions query_at
+    (batch, n), over all keys (batch, heads, m, dim) at positions 0, 1, 2, ..., and which queries have no keys."""
     batch, heads, rounds, keys = key_buckets.shape
-    count = max(AT_ONCE // max(batch * heads * rounds * keys, 1), 1)
+    count = max(MAX_COMPARISONS // max(batch * heads * rounds * keys, 1), 1)
     outputs, nothing = [], []
     places = torch.arange(keys, device=q.device)
     for begin in range(0, q.shape[2], count):
@@ -192,9 +199,9 @@ def recall(
         age = same.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
         chosen = (same & (age <= near)).any(2)
         at = torch.where(chosen, places, -1).topk(min(rounds * near, keys), -1).values  # (batch, heads, n, chosen)
-        scores = (q[:, :, now, None] @ pick(k, at).mT).squeeze(-2)
+        scores = (q[:, :, now, None] @ gather(k, at).mT).squeeze(-2)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         weights = masked_softmax(scores.masked_fill(at < 0, float("-inf"))).to(v.dtype)
-        outputs.append((weights[..., None, :] @ pick(v, at)).squeeze(-2))
+        outputs.append((weights[..., None, :] @ gather(v, at)).squeeze(-2))
         nothing.append(~chosen.any(-1))
     return torch.cat(outputs, 2), torch.cat(nothing, 2)

@@ -1,5 +1,5 @@
-"""Two linear maps with an activation between them, which keep one vector of hidden channels for the backward pass and
-not two."""
+"""Two linear layers with an activation between them, which save one hidden vector for the backward pass instead of
+two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.native.matmul import multiply
 
 from .activation import activation as activation_function
 from .dispatch import is_product_faster, kernels_for
-from .linear import product, weight_gradients
+from .linear import matmul, weight_gradients
 
 
 def mlp(
@@ -41,30 +41,30 @@ class _Mlp(torch.autograd.Function):
         hidden, activated = _activated_product(kernels, rows, weight_in.T, bias_in, activation)
         ctx.kernels, ctx.activation = kernels, activation
         ctx.save_for_backward(rows, hidden, weight_in, weight_out)
-        return product(kernels, activated, weight_out.T, bias_out).view(*x.shape[:-1], weight_out.shape[0])
+        return matmul(kernels, activated, weight_out.T, bias_out).view(*x.shape[:-1], weight_out.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor):  # type: ignore[override]
         rows, hidden, weight_in, weight_out = ctx.saved_tensors
-        up = dy.reshape(-1, dy.shape[-1])
-        down, activated = _activation_backward_product(ctx.kernels, up, weight_out, hidden, ctx.activation)
+        grad = dy.reshape(-1, dy.shape[-1])
+        grad_hidden, activated = _activation_backward_product(ctx.kernels, grad, weight_out, hidden, ctx.activation)
         wanted = ctx.needs_input_grad
         return (
             None,
-            product(ctx.kernels, down, weight_in).view(*dy.shape[:-1], weight_in.shape[1]) if wanted[1] else None,
-            weight_gradients(ctx.kernels, (rows, down, weight_in))[0] if wanted[2] else None,
-            down.sum(0) if wanted[3] else None,
+            matmul(ctx.kernels, grad_hidden, weight_in).view(*dy.shape[:-1], weight_in.shape[1]) if wanted[1] else None,
+            weight_gradients(ctx.kernels, (rows, grad_hidden, weight_in))[0] if wanted[2] else None,
+            grad_hidden.sum(0) if wanted[3] else None,
             None,
-            weight_gradients(ctx.kernels, (activated, up, weight_out))[0] if wanted[5] else None,
-            up.sum(0) if wanted[6] else None,
+            weight_gradients(ctx.kernels, (activated, grad, weight_out))[0] if wanted[5] else None,
+            grad.sum(0) if wanted[6] else None,
         )
 
 
 def _activated_product(
     kernels: Kernels, x: Tensor, p: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """Return x p + bias, and its activation; one and the same tensor where the derivative follows from the latter."""
+    """Return x p + bias, and its activation; the same tensor twice where the derivative follows from the activation."""
     own = is_product_faster(kernels, len(x), p)
     hidden = x.new_empty(len(x), p.shape[1]) if own else x @ p
     activated = hidden if activation in ("identity", "relu") else torch.empty_like(hidden)
@@ -82,6 +82,6 @@ def _activation_backward_product(
     activated = torch.empty_like(hidden)
     if is_product_faster(kernels, len(x), p):
         return multiply(kernels, x, p, activation=activation, activated=activated, hidden=hidden), activated
-    y = product(kernels, x, p)
+    y = matmul(kernels, x, p)
     train.activation_backward(kernels, hidden, activated, y, activation)
     return y, activated

@@ -10,28 +10,28 @@ from regard.errors import UserError
 
 @lru_cache(maxsize=1024)
 def constant(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    """(numbers,) on a device, in double where the device knows it. Unlike a buffer, it survives whatever dtype a model
-    is cast to."""
-    with torch.inference_mode(False):  # it will be met again in training
+    """Return a tensor (numbers,) on a device, in float64 where the device has it. Unlike a buffer, it is not cast with
+    the model."""
+    with torch.inference_mode(False):  # it is cached and may be used in training
         dtype = torch.float32 if device.type == "mps" else torch.float64
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def speeds(dim: int, base: float) -> tuple[float, ...]:
-    """How fast each pair of channels turns, in radians per place: base^(-2i/dim)."""
+def frequencies(dim: int, base: float) -> tuple[float, ...]:
+    """Return the rotation of each pair of channels in radians per position: base^(-2i/dim)."""
     if base <= 1:
         raise UserError(f"base must be above 1, not {base}")
     return tuple(base ** (-2 * i / dim) for i in range(dim // 2))
 
 
 def angles(at: Tensor, rates: tuple[float, ...]) -> Tensor:
-    """(..., rates) for places (...), in double: far places keep their fraction of a turn."""
+    """Return angles (..., rates) for positions (...), in float64, so that large positions stay exact."""
     return at[..., None] * constant(rates, at.device)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """x (..., dim) with each pair of channels turned by an angle (..., dim/2): pairs are neighbours when "interleaved",
-    and i with i + dim/2 when in "halves"."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate each pair of channels of x (..., dim) by an angle (..., dim/2). Pairs are neighbors with "interleaved",
+    and i with i + dim/2 with "halves"."""
     if layout == "halves":
         one, two = x.chunk(2, -1)
         return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)

@@ -1,11 +1,11 @@
-"""A recurrence of the first order over all positions of a sequence, without a step for each.
+"""First-order recurrences over a sequence, without a step for each position.
 
-    scan    h_t = gate_t h_(t-1) + x_t
-    peaks   m_t = max(x_t, m_(t-1) + gate_t)
+    scan      h_t = gate_t h_(t-1) + x_t
+    max_scan  m_t = max(x_t, m_(t-1) + gate_t)
 
-The sequence is laid out in about sqrt(n) blocks of sqrt(n) positions. All blocks go through their positions side by
-side, then what one block hands to the next is carried along, then added: 2 sqrt(n) operations in a row, and three
-passes over the data, whatever n is. Blelloch 1990, "Prefix sums and their applications".
+The sequence is split into about sqrt(n) blocks of sqrt(n) positions. All blocks are scanned in parallel, then the block
+ends are scanned, then added to each block: 2 sqrt(n) sequential operations and three passes over the data. Blelloch
+                                            1990, "Prefix sums and their applications".
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Chain = Callable[[Tensor, Tensor], Tensor]
 
 
 def scan(gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
-    """x (batch, time, ...), gate that broadcasts to it and has all its positions, first (batch, ...): the h before ->
+    """x (batch, time, ...), gate that broadcasts to it and has all its positions, first (batch, ...) the initial h ->
     all h (batch, time, ...)."""
     note("scan", NO_KERNEL)
     return _Scan.apply(gate, x, first)
 
 
-def peaks(gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
-    """The same shapes. Nothing is learned from it: it has no gradient."""
+def max_scan(gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
+    """Return all m, with the shapes of `scan`. It has no gradient."""
     with torch.no_grad():
         return _blocks(gate, x, first, lambda h, g, x: torch.maximum(h + g, x), torch.add)
 
 
 class _Scan(torch.autograd.Function):
-    """Keeps the gates and the result alone. The gradient is the same recurrence, run from the end."""
+    """Saves only the gates and the result. The gradient is the same recurrence, run backwards."""
 
     @staticmethod
     def forward(ctx, gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
@@ -61,14 +61,14 @@ def _linear(gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
 
 
 def _blocks(gate: Tensor, x: Tensor, first: Tensor, join: Join, chain: Chain) -> Tensor:
-    """h_t = join(h_(t-1), gate_t, x_t), where chain joins two gates to one."""
+    """Compute h_t = join(h_(t-1), gate_t, x_t), where `chain` combines two gates into one."""
     time = x.shape[1]
     if time == 1:
         return join(first[:, None], gate, x)
     size = math.isqrt(time - 1) + 1
     count = -(-time // size)
     gate, x = (_cut(t, count, size) for t in (gate, x))  # (batch or 1, blocks, size, ...)
-    own, gates = [x[:, :, 0]], [gate[:, :, 0]]  # as if every block began with nothing
+    own, gates = [x[:, :, 0]], [gate[:, :, 0]]  # as if every block began from zero
     for i in range(1, size):
         own.append(join(own[-1], gate[:, :, i], x[:, :, i]))
         gates.append(chain(gates[-1], gate[:, :, i]))

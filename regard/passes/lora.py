@@ -1,8 +1,8 @@
-"""LoRA: a trained map stays as it is, and a small one beside it learns what a new task needs.
+"""LoRA: the trained weights are frozen, and a low-rank adapter beside each linear layer is trained.
 
-    y = W x + b + (alpha / rank) U D x          D (rank, in) at random, U (out, rank) zero at first
+    y = W x + b + (alpha / rank) U D x          D (rank, in) random, U (out, rank) initialized to zero
 
-At first the model is the very same. In the end W + (alpha / rank) U D is one map again: see `merge`.
+At first the model is unchanged. After training, W + (alpha / rank) U D is a plain linear layer again: see `merge`.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", arXiv:2106.09685.
 """
@@ -18,23 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Dropout, Pass, UserError, restore
-from regard.core.passes import exchange
+from regard.core.passes import replace_modules
 from regard.errors import short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear
-from regard.runs.folder import save_beside
+from regard.runs.folder import save_derived
 
-LETTERS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # maps of an attention
+PROJECTIONS = {"q": "q", "k": "k", "v": "v", "o": "out"}  # of an attention, by letter
 
 
 class Lora(Pass):
-    """Adds such small maps to a model's linear layers. Nothing else of it learns.
+    """Adds adapters to the linear layers of a model and freezes everything else.
 
-    rank:    channels of a small map.
-    alpha:   what it counts, before it is divided by the rank.
-    dropout: of what enters it.
-    on:      letters of 'qkvo', those maps of every attention; or a list of names of maps, with * for anything.
-    learn:   names of weights that learn beside the small maps, with * for anything, such as those of a new head.
+    rank:    rank of the adapters.
+    alpha:   scale of the adapters, before it is divided by the rank.
+    dropout: dropout on the input of the adapters.
+    on:      letters of 'qkvo' for the projections of every attention; or a list of names of linear layers, with * as
+             wildcard.
+    learn:   names of other weights that are trained, with * as wildcard, such as those of a new head.
     """
 
     examples = ({}, {"rank": 3, "alpha": 5.0, "on": ["*.feedforward.*"]})
@@ -49,7 +50,7 @@ class Lora(Pass):
     ):
         if rank < 1:
             raise UserError(f"rank must be at least 1, not {rank}")
-        if isinstance(on, str) and (not on or set(on) - set(LETTERS)):
+        if isinstance(on, str) and (not on or set(on) - set(PROJECTIONS)):
             raise UserError(f"on takes letters of 'qkvo', or a list of names such as ['*.feedforward.*'], not '{on}'")
         self.rank, self.alpha, self.dropout, self.on, self.learn = rank, alpha, dropout, on, tuple(learn or ())
 
@@ -60,23 +61,23 @@ class Lora(Pass):
             if not isinstance(self.on, str):
                 return any(fnmatch(path, name) for name in self.on)
             parent, _, name = path.rpartition(".")
-            return parent in attentions and name in [LETTERS[letter] for letter in self.on]
+            return parent in attentions and name in [PROJECTIONS[letter] for letter in self.on]
 
         def change(path: str, module: nn.Module) -> nn.Module | None:
             if not is_plain_linear(module) or not chosen(path):
                 return None
-            return LoraLinear.of(module, self.rank, self.alpha, self.dropout)
+            return LoraLinear.from_linear(module, self.rank, self.alpha, self.dropout)
 
-        if not exchange(model, change):
-            raise UserError(f"there is no linear layer to add a small map to: on = {self.on!r} names none")
-        small = {id(p) for m in model.modules() if isinstance(m, LoraLinear) for p in (m.down, m.up)}
+        if not replace_modules(model, change):
+            raise UserError(f"there is no linear layer to adapt: on = {self.on!r} matches none")
+        adapters = {id(p) for m in model.modules() if isinstance(m, LoraLinear) for p in (m.down, m.up)}
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            if id(parameter) not in small and not any(fnmatch(name, pattern) for pattern in self.learn):
+            if id(parameter) not in adapters and not any(fnmatch(name, pattern) for pattern in self.learn):
                 parameter.requires_grad_(False)
 
 
 class LoraLinear(nn.Linear):
-    """A linear map and a small one beside it. The weights keep the names that they have in a plain map."""
+    """A linear layer with an adapter. The frozen weights keep their names."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, rank: int, alpha: float, dropout: float):
         super().__init__(in_features, out_features, bias, device="meta")
@@ -86,30 +87,30 @@ class LoraLinear(nn.Linear):
         self.scale, self.drop = alpha / rank, Dropout(dropout)
 
     @classmethod
-    def of(cls, linear: nn.Linear, rank: int, alpha: float, dropout: float) -> LoraLinear:
-        """With the very weights of a plain map."""
-        made = cls(linear.in_features, linear.out_features, linear.bias is not None, rank, alpha, dropout)
-        made.weight, made.bias = linear.weight, linear.bias
-        made.down.data, made.up.data = made.down.data.to(linear.weight), made.up.data.to(linear.weight)
-        return made
+    def from_linear(cls, linear: nn.Linear, rank: int, alpha: float, dropout: float) -> LoraLinear:
+        """Return a LoraLinear that shares the parameters of a linear layer."""
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, rank, alpha, dropout)
+        layer.weight, layer.bias = linear.weight, linear.bias
+        layer.down.data, layer.up.data = layer.down.data.to(linear.weight), layer.up.data.to(linear.weight)
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
-        small = F.linear(F.linear(self.drop(x), self.down), self.up)
-        return torch.add(F.linear(x, self.weight, self.bias), small, alpha=self.scale)
+        update = F.linear(F.linear(self.drop(x), self.down), self.up)
+        return torch.add(F.linear(x, self.weight, self.bias), update, alpha=self.scale)
 
     def merged(self) -> nn.Linear:
-        """One map that does the same."""
-        made = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        """Return an equivalent plain linear layer."""
+        layer = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         with torch.no_grad():
-            whole = self.weight.double() + self.scale * self.up.double() @ self.down.double()
-        made.weight, made.bias = nn.Parameter(whole.to(self.weight.dtype)), self.bias
-        return made
+            weight = self.weight.double() + self.scale * self.up.double() @ self.down.double()
+        layer.weight, layer.bias = nn.Parameter(weight.to(self.weight.dtype)), self.bias
+        return layer
 
 
 def merge(model: nn.Module) -> nn.Module:
-    """The same model, every small map added to the one beside it: plain, and all of it free to learn. In place."""
-    if not exchange(model, lambda _, module: module.merged() if isinstance(module, LoraLinear) else None):
-        raise UserError("this model has no small maps beside its own (the pass 'lora'), so there is nothing to merge")
+    """Merge all adapters into their linear layers, in place, and unfreeze all parameters."""
+    if not replace_modules(model, lambda _, module: module.merged() if isinstance(module, LoraLinear) else None):
+        raise UserError("this model has no adapters (the pass 'lora'), so there is nothing to merge")
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     recipe = getattr(model, "recipe", None)
@@ -121,7 +122,7 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 def merge_run(run: str | Path, out: str | Path) -> None:
-    """A run that was trained with LoRA as a plain one: a new folder that answers as the run does."""
+    """Write a copy of a run trained with LoRA, with its adapters merged."""
     run, out = Path(run), Path(out)
     must_be_new(out)
     model = restore(run)
@@ -129,4 +130,4 @@ def merge_run(run: str | Path, out: str | Path) -> None:
         merge(model)
     except UserError as error:
         raise error.of(short(run)) from None
-    save_beside(model, run, out)
+    save_derived(model, run, out)

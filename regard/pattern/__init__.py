@@ -1,4 +1,4 @@
-"""Patterns: who may look at whom. The algebra, its text form, and what is derived from a pattern."""
+"""Attention patterns: which queries may attend to which keys. The algebra, its text form, and its analysis."""
 
 from .algebra import Pattern
 

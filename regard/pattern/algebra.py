@@ -1,4 +1,4 @@
-"""Who may look at whom: an algebra of patterns, from which masks, pictures, cache eviction and block layouts follow.
+"""Attention patterns as an algebra, from which masks, pictures, cache eviction and block layouts are derived.
 
     causal & (window(256) | stride(64) | first(4))
 
@@ -20,18 +20,18 @@ from regard.errors import UserError
 from regard.schema import name_of
 
 _name = lru_cache(name_of)  # of a class
-LARGEST = 2**31 - 1  # of the numbers in a pattern, so that they fit positions of every integer type
+MAX_INT = 2**31 - 1  # of the numbers in a pattern, so that they fit positions of every integer type
 
 
 class Pattern:
-    """Frozen, so that what is derived from it can be remembered. Parts are frozen dataclasses; those that hold tensors
-    say eq=False, and then two are equal when they hold the very same ones.
+    """Which queries may attend to which keys. Frozen, so that results derived from it can be cached. Parts are frozen
+    dataclasses; those with tensors use eq=False and are equal when they hold the same tensor objects.
 
-    inner:  the patterns that it is made of.
-    causal: nobody looks ahead, so a decoder may step through it.
-    fixed:  depends on positions alone, not on a batch's data.
-    heads:  after how many heads it repeats; 1: all heads look alike.
-    rows:   how many sequences its data is for; 1: any number.
+    inner:  the patterns that it consists of.
+    causal: no query attends to later positions, so a decoder may step.
+    fixed:  it depends on positions alone, not on a batch's data.
+    heads:  the number of heads after which it repeats; 1: all heads are alike.
+    rows:   the number of sequences that its data is for; 1: any number.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("patterns",)
@@ -60,31 +60,31 @@ class Pattern:
 
     @abstractmethod
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        """Bool, of the shape to which the integer positions broadcast: (batch or 1, 1, n, 1) with (batch or 1, 1, 1, m)
-        gives (batch or 1, heads, n, m). Place by place: nothing depends on the order or the number of the positions."""
+        """Return a bool tensor of the shape to which the integer positions broadcast: (batch or 1, 1, n, 1) with
+        (batch or 1, 1, 1, m) gives (batch or 1, heads, n, m). Elementwise: each pair is independent of the others."""
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        """May a query at `now` or later still look at this key? Never True again once it was False.
-        True when in doubt: what it refuses is dropped from the cache."""
+        """Return whether a query at `now` or later may still attend to this key; never True again once it was False.
+        True when in doubt: where it is False, the key is dropped from the cache."""
         return torch.ones_like(key_at + now, dtype=torch.bool)
 
     def reaching(self, positions: int) -> Pattern:
-        """The same with so long a memory, where it has one of a given length."""
+        """Return the pattern with this reach in place of its own, where it has one."""
         return self
 
     def kin(self, at: Tensor) -> Tensor | None:
-        """A number for each position: those that share it look at much the same keys, so that a kernel does well to
-        compare them together. None: neighbours do."""
+        """Return a group number for each position: positions of a group attend to similar keys, so a kernel computes
+        them together. None: neighbors do."""
         return None
 
     def edges(self, length: int) -> Tensor:
-        """(3, pairs): the sequence, query and key of every look among the first `length` positions, in any head.
-        The form of a graph, for mixers that work look by look; parts that hold a list give it."""
+        """Return (3, pairs): sequence, query and key of every allowed pair among the first `length` positions, in any
+        head. This is the edge list of a graph, for graph attention; parts that hold such a list override it."""
         at = torch.arange(length, device="cpu")
         found = [torch.empty(3, 0, dtype=torch.long, device="cpu")]
-        for queries in pieces(at):
-            keys = reach(self, at, queries)
-            row, query, key = look(self, queries, keys).any(1).nonzero(as_tuple=True)
+        for queries in query_chunks(at):
+            keys = reachable_keys(self, at, queries)
+            row, query, key = allowed_pairs(self, queries, keys).any(1).nonzero(as_tuple=True)
             found.append(torch.stack((row, queries[query], keys[key])))
         return torch.cat(found, 1)
 
@@ -111,33 +111,33 @@ class Pattern:
         return hash((type(self), *(id(value) if isinstance(value, Tensor) else value for value in values)))
 
     def __str__(self) -> str:
-        """What `parse` reads; in place of a tensor its shape, which no recipe can say."""
+        """Return the text that `parse` reads; a tensor is shown by its shape, which cannot be parsed."""
         given: list[str] = []
-        silent = False  # once an argument is left out, those after it need their names
+        omitted = False  # once an argument is left out, those after it need their names
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if self.variadic:
                 given += [str(item) for item in value]
             elif isinstance(value, Tensor) or value != f.default:
                 shown = f"<{' x '.join(map(str, value.shape))}>" if isinstance(value, Tensor) else repr(value)
-                given.append(f"{f.name}={shown}" if silent else shown)
+                given.append(f"{f.name}={shown}" if omitted else shown)
             else:
-                silent = True
+                omitted = True
         name = _name(type(self))  # type: ignore[arg-type]
         return f"{name}({', '.join(given)})" if given else name
 
     def mask(self, length: int, queries: int | None = None) -> Tensor:
-        """(heads, queries, length): who may look at whom among the first `length` positions, as a bool tensor.
-        Of the first sequence, where a batch's data decides."""
+        """Return the bool mask (heads, queries, length) of the first `length` positions; for a pattern with batch data,
+        of the first sequence."""
         at = torch.arange(length, device="cpu")
-        return look(self, at[:queries], at)[0]
+        return allowed_pairs(self, at[:queries], at)[0]
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """From the string form."""
-        from .text import read
+        """Parse the text form."""
+        from .text import parse
 
-        return read(text)
+        return parse(text)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Both(Pattern):
         return Both(self.one.reaching(positions), self.two.reaching(positions))
 
     def edges(self, length: int) -> Tensor:
-        """Where one holds a list, the other is asked about the pairs of that list alone."""
+        """Filter the edge list of one pattern by the other, where one has such a list."""
         for lists, other in ((self.one, self.two), (self.two, self.one)):
             if type(lists).edges is not Pattern.edges and other.rows == 1:
                 row, query, key = lists.edges(length)
@@ -210,7 +210,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Not(Pattern):
-    """Never causal, and keeps everything: what its pattern knows about those says nothing about the rest."""
+    """The complement. Never causal, and keeps every key: these cannot be derived from the inner pattern."""
 
     one: Pattern
 
@@ -229,15 +229,15 @@ class Not(Pattern):
 
 
 def cycle(allowed: Tensor, heads: int) -> Tensor:
-    """(..., own, n, m) -> (..., heads or 1, n, m): what is said for a few heads goes round all of them."""
+    """(..., own, n, m) -> (..., heads or 1, n, m): repeat the masks of a few heads over all heads."""
     own = allowed.shape[-3] if allowed.dim() > 2 else 1
     if own in (1, heads):
         return allowed
     return allowed.index_select(-3, torch.arange(heads, device=allowed.device) % own)
 
 
-def whole(name: str, value: Any, least: int, most: int = LARGEST) -> None:
-    """For the constructors of patterns: refuse what is no whole number from `least` to `most`."""
+def check_int(name: str, value: Any, least: int, most: int = MAX_INT) -> None:
+    """Refuse a constructor argument that is not a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise UserError(f"{name} must be a whole number, not {value!r}")
     if value < least:
@@ -246,17 +246,17 @@ def whole(name: str, value: Any, least: int, most: int = LARGEST) -> None:
         raise UserError(f"{name} must be at most {most}")
 
 
-def look(pattern: Pattern, queries: Tensor, keys: Tensor) -> Tensor:
-    """(rows, heads, queries, keys), from their positions (queries,) and (keys,)."""
+def allowed_pairs(pattern: Pattern, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the mask (rows, heads, queries, keys) for positions (queries,) and (keys,)."""
     allowed = pattern.allows(queries[None, None, :, None], keys[None, None, None, :])
     return allowed.expand(-1, -1, len(queries), len(keys))
 
 
-def pieces(at: Tensor) -> tuple[Tensor, ...]:
+def query_chunks(at: Tensor) -> tuple[Tensor, ...]:
     return at.split(256) if len(at) else ()
 
 
-def reach(pattern: Pattern, at: Tensor, queries: Tensor) -> Tensor:
-    """The positions out of `at` that ascending `queries` may look at, and few others."""
+def reachable_keys(pattern: Pattern, at: Tensor, queries: Tensor) -> Tensor:
+    """Return the positions among `at` that the ascending `queries` may attend to, and few others."""
     at = at[: int(queries[-1]) + 1] if pattern.causal else at
     return at[pattern.keeps(at, queries[0])]

@@ -1,5 +1,5 @@
-"""What follows from a pattern: who sees nothing, how many pairs there are, when a key may be dropped from a cache, and
-which slot of the cache each position gets."""
+"""Analysis of patterns: queries without keys, numbers of pairs, when a key may be dropped from a cache, and the cache
+slot of each position."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from torch import Tensor
 
 from regard.errors import UserError
 
-from .algebra import Pattern, cycle, look, pieces, reach
+from .algebra import Pattern, allowed_pairs, cycle, query_chunks, reachable_keys
 
 
-def blind(pattern: Pattern, length: int, valid: Tensor | None = None) -> int | None:
-    """The first query among `length` positions that has nothing to see (in some head), None when all have.
-    Where there is a `valid` (batch, length), only real queries count, and only real keys can be seen."""
+def first_blind_query(pattern: Pattern, length: int, valid: Tensor | None = None) -> int | None:
+    """Return the first query among `length` positions that has no keys in some head; None: there is none.
+    With `valid` (batch, length), only real queries and real keys count."""
     if not pattern.fixed:
-        return _first_blind(pattern, length, valid)
-    alone = _first_unseen(pattern, roof(length))
-    if alone is None or alone >= length:  # who sees itself is not blind
+        return _find_blind(pattern, length, valid)
+    alone = _first_not_seeing_itself(pattern, round_up_length(length))
+    if alone is None or alone >= length:  # the others attend to themselves
         return None
-    if not pattern.causal:  # a short sequence may lack what a longer one has
-        return _blind(pattern, length) if valid is None else _first_blind(pattern, length, valid)
-    at = _blind(pattern, roof(length))  # the keys of a real query are real: padding stands on the right
+    if not pattern.causal:  # keys of a longer sequence may be missing in a shorter one
+        return _find_blind_cached(pattern, length) if valid is None else _find_blind(pattern, length, valid)
+    at = _find_blind_cached(
+        pattern, round_up_length(length)
+    )  # the keys of a real query are real, since padding is on the right
     return at if at is not None and at < length else None
 
 
-def roof(length: int) -> int:
-    """The next power of two, at least 256: what is derived for it serves every shorter causal sequence too."""
+def round_up_length(length: int) -> int:
+    """Return the next power of two, at least 256, so that a cached result serves all shorter causal sequences."""
     return 1 << max(length - 1, 255).bit_length()
 
 
-def _first_blind(pattern: Pattern, length: int, valid: Tensor | None = None) -> int | None:
+def _find_blind(pattern: Pattern, length: int, valid: Tensor | None = None) -> int | None:
     if valid is not None and pattern.rows not in (1, valid.shape[0]):
         raise UserError(f"pattern '{pattern}' is for {pattern.rows} sequences, and the batch has {valid.shape[0]}")
     device = valid.device if valid is not None else "cpu"
     at = torch.arange(length, device=device)
     real = valid if valid is not None else torch.ones(1, length, dtype=torch.bool, device=device)
     alone = ~_see_themselves(pattern, at) & real[:, None]  # (rows, heads, length)
-    for queries in pieces(at[alone.flatten(0, 1).any(0)]):
-        keys = reach(pattern, at, queries)
-        seen = look(pattern, queries, keys) & real[:, None, None, keys]
+    for queries in query_chunks(at[alone.flatten(0, 1).any(0)]):
+        keys = reachable_keys(pattern, at, queries)
+        seen = allowed_pairs(pattern, queries, keys) & real[:, None, None, keys]
         lost = ~seen.any(-1) & real[:, None, queries]  # (rows, heads, queries)
         lost = lost.flatten(0, 1).any(0)
         if bool(lost.any()):
@@ -52,23 +54,23 @@ def _first_blind(pattern: Pattern, length: int, valid: Tensor | None = None) -> 
 
 
 def _see_themselves(pattern: Pattern, at: Tensor) -> Tensor:
-    """(rows, heads, length): whether each position sees itself, without asking about any other pair."""
+    """Return (rows, heads, length): whether each position may attend to itself."""
     return pattern.allows(at[None, None, :, None], at[None, None, :, None]).squeeze(-1)
 
 
-_blind = lru_cache(maxsize=256)(_first_blind)
+_find_blind_cached = lru_cache(maxsize=256)(_find_blind)
 
 
 @lru_cache(maxsize=256)
-def _first_unseen(pattern: Pattern, length: int) -> int | None:
-    """The first position that does not see itself in some head."""
+def _first_not_seeing_itself(pattern: Pattern, length: int) -> int | None:
+    """Return the first position that may not attend to itself in some head."""
     alone = ~_see_themselves(pattern, torch.arange(length, device="cpu")).flatten(0, 1).all(0)
     return int(alone.nonzero()[0]) if bool(alone.any()) else None
 
 
 def pairs(pattern: Pattern, length: int, past: int = 0, heads: int | None = None) -> float:
-    """How many (query, key) pairs `length` queries after `past` others look at, a mean over the heads (of one round
-    of them, unless their number is given) and over the batch where its data decides."""
+    """Return the number of allowed (query, key) pairs of `length` queries after `past` others: the mean over heads
+    (over one period of them, unless `heads` is given), and over the batch for a pattern with batch data."""
     count = _pairs if pattern.fixed else _count_pairs
     return count(pattern, length, past, heads or pattern.heads)
 
@@ -76,8 +78,8 @@ def pairs(pattern: Pattern, length: int, past: int = 0, heads: int | None = None
 def _count_pairs(pattern: Pattern, length: int, past: int, heads: int) -> float:
     at = torch.arange(past + length, device="cpu", dtype=torch.int32)
     total = 0.0
-    for queries in pieces(at[past:]):
-        allowed = cycle(look(pattern, queries, reach(pattern, at, queries)), heads).flatten(0, 1)
+    for queries in query_chunks(at[past:]):
+        allowed = cycle(allowed_pairs(pattern, queries, reachable_keys(pattern, at, queries)), heads).flatten(0, 1)
         total += int(allowed.count_nonzero()) / allowed.shape[0]
     return total
 
@@ -87,8 +89,8 @@ _pairs = lru_cache(maxsize=1024)(_count_pairs)
 
 @lru_cache(maxsize=256)
 def expiry(pattern: Pattern, length: int) -> Tensor:
-    """(length,): for each key the first time at which it is not kept any more; `length` when it outlives them all.
-    By bisection, since `keeps` never comes back to True."""
+    """Return (length,): for each key the first time at which it is no longer kept, or `length`. Found by bisection,
+    since `keeps` never becomes True again."""
     at = torch.arange(length, device="cpu")
     low, high = at + 1, torch.full_like(at, length)
     while bool((low < high).any()):
@@ -99,19 +101,19 @@ def expiry(pattern: Pattern, length: int) -> Tensor:
 
 
 class Slots(NamedTuple):
-    """Where a cache keeps each position."""
+    """The cache slots of positions."""
 
     table: Tensor  # (length,) the slot of each position
     counts: list[int]  # slots in use once each position is written
-    reused: int  # the first position that takes over a slot; the length when none does
+    reused: int  # the first position that reuses a slot; the length when none does
 
 
 def slots(pattern: Pattern, length: int, chunk: int) -> Slots:
-    """A slot is used again once no query of a step of up to `chunk` positions can want its key any more.
+    """Assign slots: one is reused once no query of a step of up to `chunk` positions can need its key.
 
-    What a position gets does not depend on what comes later, so one long table serves every shorter length.
+    A position's slot does not depend on later positions, so one long table serves every shorter length.
     """
-    return _slots(pattern, roof(length), chunk)
+    return _slots(pattern, round_up_length(length), chunk)
 
 
 @lru_cache(maxsize=256)
@@ -129,7 +131,7 @@ def _slots(pattern: Pattern, length: int, chunk: int) -> Slots:
             slot, reused = heapq.heappop(free), min(reused, position)
         else:
             slot, count = count, count + 1
-        if ends[position] < length:  # else it stays for good
+        if ends[position] < length:  # otherwise it is never freed
             heapq.heappush(busy, (ends[position], slot))
         table.append(slot)
         counts.append(count)

@@ -1,6 +1,6 @@
-"""Reads the string form of a pattern, such as `causal & window(256)`: names, calls, numbers, & | ~ and nothing else.
+"""Parses the string form of a pattern, such as `causal & window(256)`: names, calls, numbers, & | ~ and nothing else.
 
-Python's own grammar, of which only these pieces are understood; nothing is ever evaluated.
+Python's grammar is used, restricted to these; nothing is ever evaluated.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from regard.errors import UserError
 from regard.schema import find, make
 
-from .algebra import LARGEST, Pattern
+from .algebra import MAX_INT, Pattern
 
-DEEPEST = 150  # brackets and operators inside each other
+MAX_DEPTH = 150  # of nested brackets and operators
 INSTEAD = {ast.And: ("and", "&"), ast.Or: ("or", "|"), ast.Not: ("not", "~")}
 
 
-def read(text: str) -> Pattern:
-    """The pattern that `text` describes; whatever else it is, a sentence on what is wrong with it."""
+def parse(text: str) -> Pattern:
+    """Return the pattern that `text` describes; raise a UserError that says what is wrong with it otherwise."""
     shown = text if len(text) <= 200 else f"{text[:200]}..."
     if not text.strip():
         raise UserError("a pattern is empty: write for example 'causal' or 'causal & window(256)'")
@@ -43,8 +43,8 @@ class _Reader:
         self.text = text
 
     def pattern(self, node: ast.expr, depth: int = 0) -> Pattern:
-        if depth > DEEPEST:
-            raise UserError(f"more than {DEEPEST} operators inside each other")
+        if depth > MAX_DEPTH:
+            raise UserError(f"more than {MAX_DEPTH} operators inside each other")
         match node:
             case ast.BinOp(op=ast.BitAnd()):
                 return self.pattern(node.left, depth + 1) & self.pattern(node.right, depth + 1)
@@ -70,10 +70,10 @@ class _Reader:
         """An argument: a number, a string, None, a tuple of those, or another pattern."""
         match node:
             case ast.Constant(value=int() | float() | str() | None):
-                return _moderate(node.value)
+                return _check_size(node.value)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-                return -_moderate(number)
-            case ast.Tuple() | ast.List() if depth <= DEEPEST:
+                return -_check_size(number)
+            case ast.Tuple() | ast.List() if depth <= MAX_DEPTH:
                 return tuple(self.value(item, depth + 1) for item in node.elts)
         return self.pattern(node, depth)
 
@@ -81,8 +81,8 @@ class _Reader:
         return ast.get_source_segment(self.text, node) or "this"
 
 
-def _moderate(value: Any) -> Any:
-    if isinstance(value, int) and abs(value) > LARGEST:
+def _check_size(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > MAX_INT:
         raise UserError("it holds a number that is too large")
     return value
 

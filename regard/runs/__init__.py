@@ -1,1 +1,1 @@
-"""The run folder: how it is written, read and checked, what was asked for it, and what made it."""
+"""The run folder: how it is written, read and checked; the job that was asked for, and the settings."""

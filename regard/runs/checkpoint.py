@@ -1,7 +1,7 @@
-"""Checkpoints that cannot be half-written: a folder under another name, with the hashes of its files, then renamed.
+"""Checkpoints that are never half-written: a folder with a temporary name and the hashes of its files is renamed.
 
 runs/x/checkpoints/step-00001000/        model.safetensors  trainer.safetensors  trainer.json  SHA256SUMS
-runs/x/checkpoints/step-00001017-extra/  out of turn: a stop, a new best, or much time since the last one
+runs/x/checkpoints/step-00001017-extra/  unscheduled: a stop, a new best, or a long time since the last one
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from regard.errors import in_one_line, short, shown
 from regard.files.paths import check_run_folder, sync
 from regard.files.reading import Natural, Range, read_json
 
-MODEL, TENSORS, NUMBERS, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
+MODEL, TENSORS, STATE, SUMS = "model.safetensors", "trainer.safetensors", "trainer.json", "SHA256SUMS"
 EXTRA = "-extra"
 NAME = re.compile(rf"step-(\d+)({EXTRA})?")
 
@@ -40,7 +40,7 @@ class Best(TypedDict):
     metrics: dict[str, Any]
 
 
-class Numbers(TypedDict, total=False):
+class TrainerState(TypedDict, total=False):
     """The entries of trainer.json."""
 
     optimizer: str
@@ -57,24 +57,29 @@ class Numbers(TypedDict, total=False):
 
 class Newest(NamedTuple):
     path: Path | None
-    numbers: dict[str, Any]  # what it says
-    complaints: list[str]  # about those that are newer and damaged, a sentence each
+    numbers: dict[str, Any]  # the contents of its trainer.json
+    complaints: list[str]  # a sentence about each newer one that is damaged
 
 
 def write(
-    folder: Path, step: int, model: nn.Module, tensors: dict[str, Tensor], numbers: dict[str, Any], due: bool = True
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    numbers: dict[str, Any],
+    scheduled: bool = True,
 ) -> Path:
-    """One more checkpoint. When it fails, what was there before still is."""
-    final = folder / f"step-{step:08d}{'' if due else EXTRA}"
+    """Write a checkpoint and return its folder. If that fails, earlier checkpoints are untouched."""
+    final = folder / f"step-{step:08d}{'' if scheduled else EXTRA}"
     part = folder / f".part-{final.name}"
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         save_model(model, str(part / MODEL))
         save_file({name: t.contiguous() for name, t in tensors.items()}, str(part / TENSORS))
-        (part / NUMBERS).write_text(json.dumps(numbers, indent=1), encoding="utf-8")
-        names = (MODEL, TENSORS, NUMBERS)
-        (part / SUMS).write_text(sums(part, names), encoding="utf-8")
+        (part / STATE).write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        names = (MODEL, TENSORS, STATE)
+        (part / SUMS).write_text(sha256_sums(part, names), encoding="utf-8")
         for name in (*names, SUMS, ""):
             sync(part / name)
         remove(final)
@@ -83,16 +88,16 @@ def write(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise UserError(
-            f"{short(final)}: the checkpoint could not be written: {why(error)}; those before it are whole, so mend "
+            f"{short(final)}: the checkpoint could not be written: {reason(error)}; those before it are whole, so mend "
             f"that and go on with: regard train --resume {short(folder.parent)}"
         ) from None
     return final
 
 
-def found(folder: Path, due: bool = False) -> list[Path]:
-    """Oldest first; due: without those out of turn."""
+def list_checkpoints(folder: Path, scheduled: bool = False) -> list[Path]:
+    """Return the checkpoints, oldest first. scheduled: without the extra ones."""
     named = ((path, NAME.fullmatch(path.name)) for path in folder.glob("step-*"))
-    every = [(int(name[1]), not name[2], path) for path, name in named if name and not (due and name[2])]
+    every = [(int(name[1]), not name[2], path) for path, name in named if name and not (scheduled and name[2])]
     return [path for _, _, path in sorted(every)]
 
 
@@ -104,13 +109,13 @@ def is_extra(path: Path) -> bool:
     return path.name.endswith(EXTRA)
 
 
-def at(folder: Path, step: int) -> Path | None:
-    """The checkpoint of a step."""
-    return next((path for path in reversed(found(folder)) if step_of(path) == step), None)
+def find_step(folder: Path, step: int) -> Path | None:
+    """Return the checkpoint of a step, if there is one."""
+    return next((path for path in reversed(list_checkpoints(folder)) if step_of(path) == step), None)
 
 
 def remove(path: Path) -> None:
-    """At once, for all who look for checkpoints."""
+    """Remove a checkpoint. It is renamed first, so that no reader sees half of it."""
     if path.exists():
         gone = path.with_name(f".gone-{path.name}")
         shutil.rmtree(gone, ignore_errors=True)
@@ -119,9 +124,9 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best: Path | None) -> None:
-    """Remove all but the newest, the last `keep` that were due and the best; and what a kill left behind."""
-    every = found(folder)
-    stay = {*every[-1:], *found(folder, due=True)[-keep:], best}
+    """Remove all but the newest, the last `keep` scheduled ones and the best; and what a killed process left behind."""
+    every = list_checkpoints(folder)
+    stay = {*every[-1:], *list_checkpoints(folder, scheduled=True)[-keep:], best}
     for path in every:
         if path not in stay:
             remove(path)
@@ -130,28 +135,28 @@ def prune(folder: Path, keep: int, best: Path | None) -> None:
 
 
 def check(path: Path) -> dict[str, Any]:
-    """The trainer's numbers, once the files are known to be what was written."""
+    """Return the contents of trainer.json, after checking the files against their hashes."""
     try:
         lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
         written = {name: digest for digest, name in (line.split("  ") for line in lines)}
-        for name in (MODEL, TENSORS, NUMBERS):
+        for name in (MODEL, TENSORS, STATE):
             if _hash(path / name) != written[name]:
                 raise UserError(f"{short(path / name)} is damaged: its contents are not what was written")
-        told = read_json(path / NUMBERS, Numbers)
-        for metrics in (told.get("metrics", {}), (told.get("best") or {}).get("metrics", {})):
-            if not all(isinstance(value, int | float) for value in metrics.values()):  # some may be NaN
-                raise UserError(f"{short(path / NUMBERS)}: metrics are numbers, not {shown(metrics)}")
-        return told
+        state = read_json(path / STATE, TrainerState)
+        for metrics in (state.get("metrics", {}), (state.get("best") or {}).get("metrics", {})):
+            if not all(isinstance(value, int | float) for value in metrics.values()):  # NaN is allowed
+                raise UserError(f"{short(path / STATE)}: metrics are numbers, not {shown(metrics)}")
+        return state
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{short(path)} is not a whole checkpoint: {why(error)}") from None
+        raise UserError(f"{short(path)} is not a whole checkpoint: {reason(error)}") from None
 
 
-def newest(folder: Path, due: bool = False) -> Newest:
-    """The newest checkpoint that is whole, if there is one."""
+def newest(folder: Path, scheduled: bool = False) -> Newest:
+    """Return the newest checkpoint that is undamaged, if there is one."""
     complaints: list[str] = []
-    for path in reversed(found(folder, due)):
+    for path in reversed(list_checkpoints(folder, scheduled)):
         try:
             return Newest(path, check(path), complaints)
         except UserError as error:
@@ -159,48 +164,50 @@ def newest(folder: Path, due: bool = False) -> Newest:
     return Newest(None, {}, complaints)
 
 
-def after(folder: Path, path: Path) -> list[Path]:
-    """The checkpoints that are newer than this one."""
-    every = found(folder)
+def newer_than(folder: Path, path: Path) -> list[Path]:
+    """Return the checkpoints that are newer than this one."""
+    every = list_checkpoints(folder)
     return every[every.index(path) + 1 :]
 
 
-def chosen(folder: Path, average: int, best: int | None, say: Callable[[str], None]) -> list[Path]:
-    """What a final model is made of: so many last ones that were due, or the one of the best step, or the newest.
-    Those that are damaged are told of and left out."""
-    due = [path for path in found(folder, due=True) if step_of(path)]
-    one = None if best is None else at(folder, best)
-    wanted = due[-average:] if average else [one or found(folder)[-1]]
-    whole = []
+def final_checkpoints(folder: Path, average: int, best: int | None, say: Callable[[str], None]) -> list[Path]:
+    """Return the checkpoints that the final model is made of: the last `average` scheduled ones, or that of the best
+    step, or the newest. Damaged ones are reported and left out."""
+    scheduled = [path for path in list_checkpoints(folder, scheduled=True) if step_of(path)]
+    one = None if best is None else find_step(folder, best)
+    wanted = scheduled[-average:] if average else [one or list_checkpoints(folder)[-1]]
+    intact = []
     for path in wanted:
         try:
             check(path)
-            whole.append(path)
+            intact.append(path)
         except UserError as error:
             say(f"{error}; the model is made without it")
     last = newest(folder).path
-    if not whole and last is None:
+    if not intact and last is None:
         raise UserError(f"no checkpoint in {short(folder)} is whole, so there is no model")
-    return whole or [last]  # type: ignore[list-item]
+    return intact or [last]  # type: ignore[list-item]
 
 
-def finish(run: Path, tensors: dict[str, Tensor]) -> Path:
-    """The run's final weights, with their sum beside them."""
-    (run / SUMS).unlink(missing_ok=True)  # killed in between, they are just not checked
-    put(run / MODEL, tensors)
-    put(run / SUMS, sums(run, [MODEL]))
+def save_final(run: Path, tensors: dict[str, Tensor]) -> Path:
+    """Write the final weights of a run and their hash."""
+    (run / SUMS).unlink(missing_ok=True)  # if the process is killed in between, the weights are just not checked
+    write_atomically(run / MODEL, tensors)
+    write_atomically(run / SUMS, sha256_sums(run, [MODEL]))
     return run / MODEL
 
 
-def finished(run: Path) -> Path | None:
-    """The run's final weights, if there are any; damaged ones are refused."""
+def final_weights(run: Path) -> Path | None:
+    """Return the path of the final weights of a run, if there are any; damaged ones are refused."""
     path = run / MODEL
     if not path.is_file():
         return None
-    if (run / SUMS).is_file() and sums(run, [MODEL]) != (run / SUMS).read_text(encoding="utf-8", errors="replace"):
+    if (run / SUMS).is_file() and sha256_sums(run, [MODEL]) != (run / SUMS).read_text(
+        encoding="utf-8", errors="replace"
+    ):
         hint = (
             f"; make it anew of its checkpoints: regard train --resume {short(run)}"
-            if found(run / "checkpoints")
+            if list_checkpoints(run / "checkpoints")
             else ""
         )
         raise UserError(f"{short(path)} is damaged: its contents are not what was written{hint}")
@@ -208,14 +215,14 @@ def finished(run: Path) -> Path | None:
 
 
 def set_aside(path: Path) -> None:
-    """Out of the way, for whoever wants to look at it."""
+    """Rename a damaged checkpoint, so that it is kept but no longer found."""
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
 
 
 def read(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """The trainer's tensors; the model's go into `model`."""
+    """Load the weights of a checkpoint into `model` and return the tensors of the trainer."""
     try:
         load_model(model, str(path / MODEL))
         return load_file(str(path / TENSORS))
@@ -224,26 +231,26 @@ def read(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def alone(run: Path) -> Iterator[None]:
-    """Hold the run folder against every other process; the system lets go when the process ends, however it ends.
-    A folder that was made for this and is still empty goes away again."""
+def locked(run: Path) -> Iterator[None]:
+    """Lock the run folder against other processes. The system releases the lock when the process ends, however it ends.
+    A folder that was created here and is still empty afterwards is removed."""
     new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
         check_run_folder(run)
         lock = os.open(run / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"{short(run)} cannot be written to: {why(error)}") from None
+        raise UserError(f"{short(run)} cannot be written to: {reason(error)}") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.read(lock, 99).decode(errors="replace")
-            told, new = f" ({who})" if who else "", False
-            raise UserError(f"{short(run)} is in use by another process{told}: wait for it, or stop it") from None
+            owner, new = f" ({who})" if who else "", False
+            raise UserError(f"{short(run)} is in use by another process{owner}: wait for it, or stop it") from None
         except OSError as error:
-            raise UserError(f"{short(run)} cannot be held against other processes: {why(error)}") from None
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
+            raise UserError(f"{short(run)} cannot be held against other processes: {reason(error)}") from None
+        with contextlib.suppress(OSError):  # on a full disk the lock works without the process id in it
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
         yield
@@ -254,8 +261,8 @@ def alone(run: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def put(path: Path, contents: str | dict[str, Tensor]) -> None:
-    """A text, or tensors: written beside and renamed, so that `path` is never half of it."""
+def write_atomically(path: Path, contents: str | dict[str, Tensor]) -> None:
+    """Write text or tensors to a temporary file and rename it, so that `path` is never half-written."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(contents.encode() if isinstance(contents, str) else to_bytes(contents, {"format": "pt"}))
@@ -263,11 +270,11 @@ def put(path: Path, contents: str | dict[str, Tensor]) -> None:
         part.replace(path)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"{short(path)} cannot be written: {why(error)}") from None
+        raise UserError(f"{short(path)} cannot be written: {reason(error)}") from None
 
 
-def why(error: BaseException) -> str:
-    """What the system or a library says, in a few words."""
+def reason(error: BaseException) -> str:
+    """Return the message of an error of the system or a library, in a few words."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return "the disk is full"
     if isinstance(error, FileNotFoundError):
@@ -275,8 +282,8 @@ def why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or in_one_line(error)
 
 
-def sums(folder: Path, names: Sequence[str]) -> str:
-    """Of some files, as the program sha256sum would print them."""
+def sha256_sums(folder: Path, names: Sequence[str]) -> str:
+    """Return the hashes of files in the format of sha256sum."""
     return "".join(f"{_hash(folder / name)}  {name}\n" for name in names)
 
 

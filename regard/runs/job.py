@@ -1,4 +1,4 @@
-"""What the user asked of a training run, as run.json keeps it."""
+"""What the user asked of a training run, as run.json stores it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Job:
-    """Everything that a run depends on, besides the files it reads. Kept in run.json.
+    """Everything that a run depends on, besides the files it reads. Stored in run.json.
 
     data, source, target, dev, test, columns, bad_lines: as in regard.data.open_corpus.
-    longest:       tokens of a side; 0: what the batch and the positions allow. Longer examples are left out.
+    longest:       the most tokens of a source or target; 0: what the batch and the positions allow. Longer examples are
+                   left out.
     tokenizer:     bpe, wordpiece, unigram, characters, bytes, words, pretokenised, or a tokenizer.json; for source and
                    target apart: "characters,pretokenised".
-    vocab:         tokens of a tokenizer that is learned here.
+    vocab:         the vocabulary size of a tokenizer that is trained here.
     metrics:       measured on dev by decoding, besides the loss.
-    any_reference: where a source stands on several lines, each of its targets counts as right.
-    dev_most:      dev examples that are decoded at every evaluation; 0: all.
-    threads:       0: as many as torch takes.
+    any_reference: where a source is on several lines, each of its targets counts as right.
+    dev_most:      the number of dev examples that are decoded at every evaluation; 0: all.
+    threads:       of torch; 0: its default.
     origin:        a run folder to begin from: its model, weights, tokenizer and, if none is named, recipe.
     task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
-    header:        yes or no: the first line of a table is the names of its columns, or an example; None: by its words.
-    lora:          rank of small maps that learn instead of the model that they are added to; 0: the model itself does.
-    as_published:  settings that are not given are the recipe's own, and not chosen by the budget and the data.
+    header:        yes or no: the first line of a table names its columns, or is an example; None: decided by its words.
+    lora:          the rank of LoRA adapters that are trained instead of the model; 0: the model itself is trained.
+    as_published:  settings that are not given are those of the recipe, not chosen by the budget and the data.
     """
 
     recipe: str

@@ -1,4 +1,4 @@
-"""What a run folder tells about how it came to be: the command, where and when it was given, and the versions."""
+"""Record how a run folder came to be: the command, where and when it was given, and the versions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from regard.data.folder import exists
 
 PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "pyarrow", "sacrebleu")
-PATHS = ("data", "dev", "test")  # what a job says that may be paths
+PATHS = ("data", "dev", "test")  # entries of a job that may be paths
 
 
 def session() -> dict[str, Any]:
-    """One time that a run was begun or gone on with."""
+    """Return the record of one start or resumption of a run."""
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return {"command": sys.argv, "folder": os.getcwd(), "time": when, "versions": versions()}
 
@@ -32,8 +32,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def whole(text: str | None) -> str | None:
-    """Paths, one or two with a comma between, so that they hold from anywhere; other words as they are."""
+def absolute_paths(text: str | None) -> str | None:
+    """Return one path, or two with a comma between, as absolute paths; other words are unchanged."""
     if text is None or exists(Path(text)):
         return text and str(Path(text).absolute())
     return ",".join(str(Path(one).absolute()) if exists(Path(one)) else one for one in text.split(","))

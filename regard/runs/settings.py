@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.core import UserError
 from regard.errors import nearest
-from regard.schema import fit
+from regard.schema import check_arguments
 
 OPTIMIZERS = ("adam", "adamw", "muon", "adafactor", "sgd")
 SCHEDULES = ("inverse_sqrt", "cosine", "linear", "constant")
@@ -121,19 +121,19 @@ class Settings:
 
     @classmethod
     def read(cls, table: dict[str, Any]) -> Settings:
-        """From a recipe's [train], unknown keys refused."""
-        return cls(**fit(cls, table, {}, "train"))
+        """Return the settings in a recipe's [train]; unknown keys are refused."""
+        return cls(**check_arguments(cls, table, {}, "train"))
 
     @property
     def bounded(self) -> bool:
         return any(getattr(self, name) for name in BOUNDS)
 
     def until(self, bounds: dict[str, float]) -> Settings:
-        """The same with another end, given as some of steps, minutes and epochs; the old end no longer counts."""
+        """Return a copy that ends by other bounds, some of steps, minutes and epochs; the old bounds are dropped."""
         for name in bounds:
             if name not in BOUNDS:
                 raise UserError(f"the end of a run is given in {', '.join(BOUNDS)}, not in '{name}'")
-        checked = fit(type(self), bounds, {}, "train")
+        checked = check_arguments(type(self), bounds, {}, "train")
         return replace(self, **{name: checked.get(name, 0) for name in BOUNDS})
 
     def table(self) -> dict[str, Any]:

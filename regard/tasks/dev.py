@@ -1,4 +1,4 @@
-"""How good a model is on the dev set while it learns: its loss there, and how well it answers by itself."""
+"""Evaluate a model on the dev set during training: its loss, and metrics of its own answers."""
 
 from __future__ import annotations
 
@@ -19,45 +19,46 @@ from regard.parts.objectives.objective import Objective
 from .reader import Reader
 from .run import Run
 
-FORCED = ("loss", "perplexity")  # measured without decoding
+LOSS_METRICS = ("loss", "perplexity")  # measured without decoding
 
 
 class Dev:
-    """A model -> its metrics.
+    """Maps a model to its metrics.
 
-    objective:  gives the loss.
-    batches:    makes the dev batches anew each time.
-    run:        makes of a model what answers `sources`.
-    forced:     metrics that come of the loss.
-    metrics:    measured on the answers, for each of which some `references` are right.
+    objective:      computes the loss.
+    batches:        returns a new iterator over the dev batches.
+    make_predictor: wraps a model so that it can answer `sources`.
+    loss_metrics:   the metrics that are computed from the loss.
+    metrics:        the metrics of the answers, compared with `references`.
     """
 
     def __init__(
         self,
         objective: Objective,
         batches: Callable[[], Iterator[Batch]],
-        run: Callable[[Model, None, bool], Run | Reader],
-        forced: Sequence[str] = FORCED,
+        make_predictor: Callable[[Model, None, bool], Run | Reader],
+        loss_metrics: Sequence[str] = LOSS_METRICS,
         metrics: Sequence[str] = (),
         sources: Sequence[str] = (),
         references: Sequence[Sequence[str]] = (),
     ):
-        self.objective, self.batches, self.run = objective, batches, run
-        self.forced, self.metrics, self.sources, self.references = forced, metrics, sources, references
+        self.objective, self.batches, self.make_predictor = objective, batches, make_predictor
+        self.loss_metrics, self.metrics, self.sources, self.references = loss_metrics, metrics, sources, references
 
     def __call__(self, model: Model) -> dict[str, float]:
         loss = self.loss(model)
         found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        found = {name: found[name] for name in self.forced}
+        found = {name: found[name] for name in self.loss_metrics}
         if self.metrics:
             answers = [
-                best[0].text for best in self.run(model, None, True).predict(self.sources, DecodeConfig(truncate=True))
+                best[0].text
+                for best in self.make_predictor(model, None, True).predict(self.sources, DecodeConfig(truncate=True))
             ]
             found |= {score.name: score.value for score in measure(self.metrics, answers, self.references)}
         return found
 
     def loss(self, model: Model) -> float:
-        """-log p per token."""
+        """Return the mean of -log p per target."""
         device = next(model.parameters()).device
         sums: list[Tensor] = []
         count = 0
@@ -68,11 +69,10 @@ class Dev:
 
 
 def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, overlap: int = 0) -> Iterator[Batch]:
-    """All of a text (time,) in windows, the last one as short as it must be: every token is asked for exactly once.
+    """Yield all of a text (time,) in windows, the last of which may be shorter; every token is a target exactly once.
 
-    before:  the token that the first one is asked after.
-    overlap: tokens that a window reads of the one before it, and is not asked for: what it asks for has that much to
-             go by.
+    before:  the token that precedes the first.
+    overlap: the number of tokens that a window shares with the previous one; they are context, not targets.
     """
     starts = range(0, max(len(text) - overlap, 1), context - overlap)
     for first in range(0, len(starts), rows):
@@ -86,9 +86,11 @@ def windows(text: np.ndarray, before: int, context: int, rows: int, pad: int, ov
         yield Batch(tokens, targets, None if bool(valid.all()) else valid, count=asked)
 
 
-def gather(lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0) -> tuple[list[str], list[list[str]]]:
-    """Sources and for each the targets that count as right: those of its line, or of all its lines. most: sources, from
-    all over the lines, which may be sorted; 0: all."""
+def group_references(
+    lines: Iterable[tuple[str, ...]], any_reference: bool, most: int = 0
+) -> tuple[list[str], list[list[str]]]:
+    """Return sources, and for each the targets that count as right: that of its line, or those of all its lines. most:
+    the number of sources, spread evenly over the lines, which may be sorted; 0: all."""
     targets: dict[str | int, list[str]] = {}
     sources: dict[str | int, str] = {}
     for number, (*texts, target) in enumerate(lines):

@@ -1,4 +1,4 @@
-"""From a run folder to the object that answers with its model."""
+"""Load a run folder as an object that makes predictions with its model."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Any
 
 from regard.core import UserError
 from regard.decode import Ensemble
-from regard.decode.int8 import quantise
+from regard.decode.int8 import quantize
 from regard.errors import short
-from regard.runs.folder import read
+from regard.runs.folder import read_run
 from regard.schema import takes
 
 from . import predictor_for
-from .nodes import NodeLabeller
+from .nodes import NodeClassifier
 from .reader import Reader
 from .run import Run
 
 
 def load(
     folder: str | Path | Sequence[str | Path], device: str = "cpu", int8: bool = False
-) -> Run | Reader | NodeLabeller:
-    """A run folder, as `regard train` leaves it, or several whose models answer together. One that was stopped early
-    gives its newest checkpoint, and its `note` says so. int8: with weights of eight bits: see kernels/int8.py."""
+) -> Run | Reader | NodeClassifier:
+    """Load a run folder, or several as an ensemble. An unfinished run gives its newest checkpoint, and its `note` says
+    so.
+    int8: quantize the weights to eight bits; see decode/int8.py."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
     loaded = [_load(one, device) for one in folders]
     if int8:
         for one in loaded:
-            quantise(one.model)
-    return loaded[0] if len(loaded) == 1 else _together(loaded)
+            quantize(one.model)
+    return loaded[0] if len(loaded) == 1 else _ensemble(loaded)
 
 
-def _together(runs: Sequence[Any]) -> Run:
-    """One that answers with the models of all."""
+def _ensemble(runs: Sequence[Any]) -> Run:
+    """Return one run that answers with the models of all."""
     if not runs:
         raise UserError("there is no run folder to load")
     first = runs[0]
@@ -52,11 +53,11 @@ def _together(runs: Sequence[Any]) -> Run:
             )
     notes = "; ".join(f"{short(run.folder)}: {run.note}" for run in runs if run.note)
     model: Any = Ensemble([run.model for run in runs])
-    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.foreign)
+    return Run(model, first.source, first.target, first.folder, first.documents, notes, first.converted)
 
 
-def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
-    stored = read(folder, device)
+def _load(folder: Path, device: str) -> Run | Reader | NodeClassifier:
+    stored = read_run(folder, device)
     model, source, target, note = stored.model, stored.source, stored.target, stored.note
     predictor = predictor_for(model)
     if source is None:
@@ -64,5 +65,5 @@ def _load(folder: Path, device: str) -> Run | Reader | NodeLabeller:
             raise UserError(f"{short(folder / 'run.json')}: tokenizers is empty, and this model reads texts")
         return predictor(model, folder, note)
     if predictor is Run:
-        return Run(model, source, target, folder, stored.documents, note, stored.foreign)
+        return Run(model, source, target, folder, stored.documents, note, stored.converted)
     return predictor(model, source, target, folder, note)

@@ -1,7 +1,7 @@
-"""Label the nodes of a graph: an encoder learns from nodes whose classes are known.
+"""Classify the nodes of a graph: an encoder learns from nodes whose classes are known.
 
 run = regard.load("runs/gat-1")
-run.label(open_graph("cora.npz"))       # (nodes,) the likeliest class of each
+run.label(open_graph("cora.npz"))       # (nodes,) the most likely class of each
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from regard.core import Model, UserError
 from regard.data import Corpus, Tokenizer
 from regard.data import graph as graphs
 from regard.decode import DecodeConfig
-from regard.parts.objectives.nodes import Nodes, measured
+from regard.parts.objectives.nodes import Nodes, node_metrics
 from regard.parts.objectives.objective import Objective
-from regard.runs.checkpoint import put
+from regard.runs.checkpoint import write_atomically
 
 from .task import Say, Task, Tick
 
-INSTEAD = "this model tells the classes of a graph's nodes: measure it by `regard evaluate`, or ask run.label(graph)"
+NO_TEXTS = "this model predicts the classes of a graph's nodes: use `regard evaluate`, or run.label(graph)"
 
 
-class NodeLabeller:
-    """As a Run is of texts."""
+class NodeClassifier:
+    """Predicts the classes of the nodes of a graph; the counterpart of `Run`."""
 
     pairs = False
     takes, options = "texts", ()
-    metrics = ("loss", "accuracy")  # what tells how good it is
+    metrics = ("loss", "accuracy")
 
     def __init__(self, model: Model, folder: Path | None = None, note: str = ""):
         self.model, self.folder, self.note = model.eval(), folder, note
@@ -42,40 +42,40 @@ class NodeLabeller:
 
     @torch.no_grad()
     def label(self, graph: graphs.Graph) -> Tensor:
-        """(nodes,) the likeliest class of each."""
+        """Return the most likely class of each node, (nodes,)."""
         batch = graph.train.batch.to(self.device)
         return self.model(batch.tokens, pattern=batch.pattern)[0].argmax(-1).cpu()
 
     def evaluate(self, nodes: graphs.Nodes, metrics: Sequence[str]) -> dict[str, Any]:
-        """As regard.evaluate tells it: accuracy in percent."""
+        """Return the result of regard.evaluate; accuracy is in percent."""
         measures.check(metrics, self.metrics)
         begun = time.perf_counter()
-        found = measured(self.model, nodes.batch.to(self.device))
+        found = node_metrics(self.model, nodes.batch.to(self.device))
         scores = {name: found[name] for name in metrics}
         counts = {"nodes": len(nodes.numbers)}
         seconds = {"nodes": time.perf_counter() - begun}
         return {"scores": scores, "signatures": {}, "counts": counts, "seconds": seconds}
 
     def examples(self, asked: dict[str, Any], part: str) -> graphs.Nodes:
-        """Those of a graph's nodes that are for train, dev or test."""
+        """Return the nodes of a graph that are for train, dev or test."""
         nodes = getattr(graphs.open_graph(asked["data"]), part)
         if nodes is None:
             raise UserError(f"this graph says of no node that it is for {part}")
         return nodes
 
     def answers(self, texts: Iterable[str], *_: Any) -> Iterator[Any]:
-        raise UserError(INSTEAD)
+        raise UserError(NO_TEXTS)
 
     predict = stream = answers
 
 
 class GraphNodes(Task):
-    learns = "nodes"
-    predictor = NodeLabeller
+    objective_name = "nodes"
+    predictor = NodeClassifier
     reads = "graph"
-    forced = ("loss", "accuracy")
-    decisive = "accuracy"
-    files = "graph"
+    loss_metrics = ("loss", "accuracy")
+    default_metric = "accuracy"
+    file_suffix = "graph"
 
     @property
     def tokenizers(self) -> list[Tokenizer]:
@@ -85,16 +85,16 @@ class GraphNodes(Task):
         job = self.job
         for name in ("source", "target", "dev", "test", "columns", "header", "tokenizer"):
             if getattr(job, name) is not None:
-                raise UserError(f"a graph says by itself what is what, so there is no {name} to give")
+                raise UserError(f"the file of a graph holds everything, so there is no {name} to give")
         if job.data is None:
             raise UserError("which graph? Give data=, an .npz file or a folder with one")
         self.graph = graphs.open_graph(job.data)
         return self.graph
 
-    def learn(self, corpus: Corpus, tick: Tick) -> None:
-        """A graph has no tokens."""
+    def learn_tokenizers(self, corpus: Corpus, tick: Tick) -> None:
+        """Do nothing: a graph has no tokens."""
 
-    def complete(self, recipe: dict[str, Any]) -> None:
+    def complete_recipe(self, recipe: dict[str, Any]) -> None:
         recipe["vocab"] = self.graph.channels
         head = recipe["model"].get("head", "tag")
         recipe["model"]["head"] = ({"part": head} if isinstance(head, str) else head) | {"classes": self.graph.classes}
@@ -103,17 +103,17 @@ class GraphNodes(Task):
         return Nodes(self.settings.label_smoothing)
 
     def batches(self, model: Model, corpus: Any, say: Say, tick: Tick) -> Any:
-        return self._noted(corpus.train, "train.graph")
+        return self._store_digest(corpus.train, "train.graph")
 
     def dev(self, model: Model, lines: Any) -> Any:
-        batch = self._noted(lines, "dev.graph").batch.to(next(model.parameters()).device)
-        return lambda model: measured(model, batch)
+        batch = self._store_digest(lines, "dev.graph").batch.to(next(model.parameters()).device)
+        return lambda model: node_metrics(model, batch)
 
-    def _noted(self, nodes: Any, name: str) -> Any:
-        """What is seen and asked is the same in a run that goes on."""
-        self.data("").mkdir(parents=True, exist_ok=True)
-        put(self.data(name), nodes.digest())
+    def _store_digest(self, nodes: Any, name: str) -> Any:
+        """Store a hash of the data, so that a resumed run can check that it is unchanged."""
+        self.data_path("").mkdir(parents=True, exist_ok=True)
+        write_atomically(self.data_path(name), nodes.digest())
         return nodes
 
-    def run(self, model: Model, folder: Path | None, documents: bool) -> Any:
-        return NodeLabeller(model, folder)
+    def make_predictor(self, model: Model, folder: Path | None, documents: bool) -> Any:
+        return NodeClassifier(model, folder)

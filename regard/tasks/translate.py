@@ -1,24 +1,24 @@
-"""Translate: an encoder-decoder learns from sources with their targets, and answers a source with a target."""
+"""Translate: an encoder-decoder learns from pairs of source and target, and generates the target of a source."""
 
 from __future__ import annotations
 
 from regard import metrics as measures
 from regard.core import Model, UserError
-from regard.data import Batches, Bucketed, Corpus, Lines, once
+from regard.data import Batches, BucketedBatches, Corpus, CorpusSplit, first_epoch
 
-from .dev import Dev, gather
-from .task import DEV_TOKENS, Say, Task, Tick, silent, unseen
+from .dev import Dev, group_references
+from .task import DEV_TOKENS, Say, Task, Tick, no_progress, say_nothing
 
 
 class Pairs(Task):
-    learns = "next_token"
+    objective_name = "next_token"
     kind = "encoder-decoder"
-    answered = measures.OF_TEXTS
+    answer_metrics = measures.TEXT_METRICS
 
-    def learn(self, corpus: Corpus, tick: Tick) -> None:
-        kinds = (self.job.tokenizer or self.usual).split(",")
+    def learn_tokenizers(self, corpus: Corpus, tick: Tick) -> None:
+        kinds = (self.job.tokenizer or self.default_tokenizer).split(",")
         if len(kinds) == 1:
-            return super().learn(corpus, tick)
+            return super().learn_tokenizers(corpus, tick)
         if len(kinds) > 2:
             raise UserError(
                 f"tokenizer '{self.job.tokenizer}': one for both sides, or two with a comma between, not {len(kinds)}"
@@ -27,12 +27,14 @@ class Pairs(Task):
 
     def batches(self, model: Model, corpus: Corpus, say: Say, tick: Tick) -> Batches:
         s, data = self.settings, self.prepare(model, corpus.train, "train.arrow", say, tick)
-        return Bucketed(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
+        return BucketedBatches(data, s.batch_tokens, s.seed, self.target.start, self.target.pad, rows=s.batch_size)
 
-    def dev(self, model: Model, lines: Lines) -> Dev:
-        s, data = self.settings, self.prepare(model, lines, "dev.arrow", silent, unseen)
-        batches = Bucketed(
+    def dev(self, model: Model, lines: CorpusSplit) -> Dev:
+        s, data = self.settings, self.prepare(model, lines, "dev.arrow", say_nothing, no_progress)
+        batches = BucketedBatches(
             data, max(s.batch_tokens, DEV_TOKENS), s.seed, self.target.start, self.target.pad, shuffle=False
         )
-        asked = gather(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
-        return Dev(self.objective(), lambda: once(batches), self.run, self.forced, self.metrics, *asked)
+        asked = group_references(lines, self.job.any_reference, self.job.dev_most) if self.metrics else ((), ())
+        return Dev(
+            self.objective(), lambda: first_epoch(batches), self.make_predictor, self.loss_metrics, self.metrics, *asked
+        )

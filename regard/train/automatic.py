@@ -1,7 +1,7 @@
-"""What `regard train` chooses where nothing is said: one rule for each setting, from the budget, the size of the data
-and the model. Every choice has its reason; all are printed in one line and kept in run.json.
+"""Choose the settings that `regard train` is not given, from the budget, the size of the data and the model.
 
-bench/first.py measures them. `--as-published` leaves them out.
+There is one rule for each setting. Every choice has a reason; all are printed in one line and kept in run.json.
+bench/first.py measures the rules. `--as-published` turns them off.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.core import Model
-from regard.data import Lines
+from regard.data import CorpusSplit
 from regard.tasks import Task
 
-MINUTES = 10.0  # of a run whose end nobody gave
-EPOCHS = 3.0  # of one that begins from another run
-SAMPLE = 500  # records, from which the length of the others is estimated
-SPEED = {"cpu": 1.1e11, "cuda": 1e13, "mps": 1e12}  # operations a second, of each thread or of the device
-THREADS = 16  # that make a small model faster, at the most
-EFFICIENCY = 0.85  # of matrix products that training reaches, about, with parameters counted as below
-LEAST_STEPS = 40  # for each pass over many texts, of a classifier of whole words; over few texts, more passes have them
-PAIR_EPOCHS = 8  # passes over pairs of texts, each the sum of its words
-WORDS_LR = 0.015  # of such a classifier that goes on
-DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # up to so many passes over the data
+DEFAULT_MINUTES = 10.0  # of a run that is trained from scratch and was given no end
+FINE_TUNING_EPOCHS = 3.0  # of a fine-tuning run that was given no end
+SAMPLE_SIZE = 500  # records from which the mean length is estimated
+FLOPS_PER_SECOND = {"cpu": 1.1e11, "cuda": 1e13, "mps": 1e12}  # per thread on a CPU, else per device
+MAX_THREADS = 16  # a small model gets no faster with more
+EFFICIENCY = 0.85  # share of FLOPS_PER_SECOND that training reaches, with parameters counted as in gather_facts
+MIN_STEPS_PER_EPOCH = 40  # of a bag-of-words classifier; with fewer, it gets more epochs instead
+PAIR_EPOCHS = 8  # of a bag-of-words model of text pairs
+BAG_OF_WORDS_LR = 0.015  # for fine-tuning a bag-of-words classifier
+DROPOUT = ((12, 0.1), (40, 0.2), (math.inf, 0.3))  # (up to this many epochs, dropout)
 TEXT_DROPOUT = ((30, 0.1), (100, 0.2), (math.inf, 0.3))  # a language model overfits later: every position is a target
-ROWS = 16  # sequences of a batch in fine-tuning
-SIZED = ("bpe", "unigram", "wordpiece")  # tokenizers that are learned in any size
-READERS = ("Labels", "Matches", "Tags")  # tasks that are answered by a new head
-MANY = 10  # labels, from which on a new head has much to learn
-LITTLE = 50_000  # examples, up to which words keep their vectors in fine-tuning
-LOOKED = 10_000  # records, by which the tokenizer of pairs is chosen
-WORD = 30  # characters of a text that is a single word, at the most and in the mean
-RARELY = 0.05  # the share of texts with a space inside, where texts are single words
-SYMBOLS = 256  # different symbols, at the most, of a notation with spaces between them
-OFTEN = 20  # times that each of them stands there, at the least and in the mean
-LONG_TEXT = 4_000_000  # characters, from which on a language model reads pieces of words
-UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # no spaces between words
+FINE_TUNING_BATCH_SIZE = 16  # sequences
+SIZED_TOKENIZERS = ("bpe", "unigram", "wordpiece")  # tokenizers that can be trained to any vocabulary size
+TASKS_WITH_NEW_HEAD = ("Labels", "Matches", "Tags")  # tasks whose answers come from a new head
+MANY_CLASSES = 10  # a new head with more classes gets a higher learning rate
+SMALL_DATA = 50_000  # with fewer examples, fine-tuning freezes the embeddings
+TOKENIZER_SAMPLE_SIZE = 10_000  # records by which the tokenizer of pairs is chosen
+MAX_WORD_LENGTH = 30  # mean number of characters up to which texts count as single words
+MAX_SPACED_SHARE = 0.05  # share of texts that may contain a space where texts count as single words
+MAX_SYMBOLS = 256  # distinct symbols of a notation that is separated by spaces, such as phonemes
+MIN_SYMBOL_COUNT = 20  # mean number of occurrences of such a symbol
+LONG_TEXT = 4_000_000  # characters from which on a language model reads subwords instead of characters
+# Scripts without spaces between words: Japanese, Chinese, Thai, Lao, Burmese, Khmer.
+UNSPACED_SCRIPTS = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 
 
 class Choice(NamedTuple):
-    """A setting that nobody gave."""
+    """A setting that was chosen because the user did not give it."""
 
     key: str
     value: Any
@@ -56,19 +57,25 @@ class Choice(NamedTuple):
         return f"{name} {value}" + (f" ({self.why})" if self.why else "")
 
 
-def end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
-    """When to stop. `train` is what is known of the recipe's [train]."""
+def choose_end(train: dict[str, Any], fine_tuning: bool) -> list[Choice]:
+    """Choose minutes or epochs for a run whose [train] table gives no end."""
     if any(train.get(name) for name in ("steps", "minutes", "epochs")):
         return []
     why = "no end was given"
-    return [Choice("train.epochs", EPOCHS, why) if fine_tuning else Choice("train.minutes", MINUTES, why)]
+    return [
+        Choice("train.epochs", FINE_TUNING_EPOCHS, why)
+        if fine_tuning
+        else Choice("train.minutes", DEFAULT_MINUTES, why)
+    ]
 
 
-def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
-    """Pieces of words, but for a tagger whole words where they are frequent enough. A language model reads the
-    characters of a short text. What answers single words, or is answered by them, spells them.
+def choose_tokenizer(task: str, whole_words: bool, lines: CorpusSplit) -> list[Choice]:
+    """Choose a tokenizer where the task's default does not fit the data.
 
-    whole_words: the model's embed wants them.
+    A tagger reads WordPiece with a large vocabulary, so that most words are one token. A language model reads BPE where
+    the text is long. Pairs of which one side is single words are spelled in characters.
+
+    whole_words: the model's embed takes whole words.
     """
     characters = lines.records.characters
     if whole_words:
@@ -76,84 +83,96 @@ def tokenizer(task: str, whole_words: bool, lines: Lines) -> list[Choice]:
     if task == "Tags":
         return [Choice("tokenizer", "wordpiece", "tagging"), Choice("vocab", 16000, "most words in one piece")]
     if task == "Text" and characters >= LONG_TEXT:
-        return [Choice("tokenizer", "bpe", f"{short(characters)} characters")]
+        return [Choice("tokenizer", "bpe", f"{abbreviate(characters)} characters")]
     if task == "Pairs":
-        return spelling(lines)
+        return choose_spelling_tokenizer(lines)
     return []
 
 
-def spelling(lines: Lines) -> list[Choice]:
-    """Characters for a side of single words, such as spellings; beside them, whole symbols for a side of few different
-    ones with spaces between, such as phonemes. Nothing is chosen where neither side is of single words."""
-    sides = list(zip(*islice(lines, LOOKED), strict=True))
+def choose_spelling_tokenizer(lines: CorpusSplit) -> list[Choice]:
+    """Choose characters for a side of single words, such as spellings, and whole symbols for another side of few
+    symbols separated by spaces, such as phonemes. Where neither side is single words, choose nothing."""
+    sides = list(zip(*islice(lines, TOKENIZER_SAMPLE_SIZE), strict=True))
     single = [_are_words(texts) for texts in sides]
     if not any(single):
         return []
     if all(single):
         return [Choice("tokenizer", "characters", "single words")]
-    kinds = ["characters" if one else _beside_words(texts) for one, texts in zip(single, sides, strict=True)]
+    kinds = ["characters" if one else _tokenizer_for_other(texts) for one, texts in zip(single, sides, strict=True)]
     words, other = ("sources", "targets") if single[0] else ("targets", "sources")
     few = f", {other} of {len(_symbols(sides[single.index(False)]))} symbols" if "pretokenised" in kinds else ""
     return [Choice("tokenizer", ",".join(kinds), f"{words} are single words{few}")]
 
 
 def _are_words(texts: Sequence[str]) -> bool:
-    """Return whether these are short and have no spaces inside, in a script that has spaces between words."""
+    """Return whether the texts are short and have no spaces inside, in a script that separates words by spaces."""
     spaced = sum(" " in text.strip() for text in texts)
     characters = sum(map(len, texts))
-    unspaced = sum(len(UNSPACED.findall(text)) for text in texts)
-    return spaced <= RARELY * len(texts) and characters <= WORD * len(texts) and unspaced <= characters / 10
+    unspaced = sum(len(UNSPACED_SCRIPTS.findall(text)) for text in texts)
+    return (
+        spaced <= MAX_SPACED_SHARE * len(texts)
+        and characters <= MAX_WORD_LENGTH * len(texts)
+        and unspaced <= characters / 10
+    )
 
 
-def _beside_words(texts: Sequence[str]) -> str:
-    """Return the tokenizer for the other side of single words."""
+def _tokenizer_for_other(texts: Sequence[str]) -> str:
+    """Return the tokenizer for texts whose other side is single words."""
     different = len(_symbols(texts))
-    return "pretokenised" if different <= min(SYMBOLS, sum(len(text.split()) for text in texts) / OFTEN) else "bpe"
+    return (
+        "pretokenised"
+        if different <= min(MAX_SYMBOLS, sum(len(text.split()) for text in texts) / MIN_SYMBOL_COUNT)
+        else "bpe"
+    )
 
 
 def _symbols(texts: Sequence[str]) -> set[str]:
     return {symbol for text in texts for symbol in text.split()}
 
 
-def tie(recipe: dict[str, Any]) -> list[Choice]:
-    """What a model ties that cannot tie its two sides, since each has a vocabulary of its own."""
+def choose_tie(recipe: dict[str, Any]) -> list[Choice]:
+    """Untie the source embedding where source and target have different vocabularies."""
     untied = {"all": "target", "source-target": "none"}.get(recipe["model"].get("tie", "none"))
     if untied is None or not isinstance(recipe.get("vocab"), list):
         return []
     return [Choice("model.tie", untied, "two vocabularies")]
 
 
-def is_sized(kind: str) -> bool:
-    """Return whether a tokenizer, or one of two, is learned in any size, which does not matter to the other."""
+def has_vocab_size(kind: str) -> bool:
+    """Return whether a tokenizer takes a vocabulary size; of two, whether one does and the other does not mind."""
     kinds = kind.split(",")
-    return any(one in SIZED for one in kinds) and all(one in (*SIZED, "characters", "bytes") for one in kinds)
+    return any(one in SIZED_TOKENIZERS for one in kinds) and all(
+        one in (*SIZED_TOKENIZERS, "characters", "bytes") for one in kinds
+    )
 
 
-def vocabulary(lines: Lines, columns: Sequence[int]) -> Choice:
-    """The size of a tokenizer that is learned here: about one token for 400 characters of text, so that each is met
-    often enough; more where the script has thousands of characters."""
+def choose_vocab(lines: CorpusSplit, columns: Sequence[int]) -> Choice:
+    """Choose the vocabulary size of a new tokenizer: one token per 400 characters of text, so that each token is
+    frequent enough, and more where the script has thousands of characters."""
     characters = lines.records.characters
     size = 1000 * round(characters / 400_000)
-    text = "".join(islice(lines.texts(*columns), SAMPLE))
-    unspaced = len(UNSPACED.findall(text)) > len(text) / 10
-    why = f"{short(characters)} characters" + (", no spaces between words" if unspaced else "")
+    text = "".join(islice(lines.texts(*columns), SAMPLE_SIZE))
+    unspaced = len(UNSPACED_SCRIPTS.findall(text)) > len(text) / 10
+    why = f"{abbreviate(characters)} characters" + (", no spaces between words" if unspaced else "")
     return Choice("vocab", min(max(size, 6000 if unspaced else 2000), 32000), why)
 
 
 class Facts(NamedTuple):
-    """What the rules go by.
+    """The facts about the task, the model and the data that the rules depend on.
 
-    task:       the name of its class.
-    width, parameters: of the model.
-    examples:   of the training data, and positions: of all of them, about.
-    passes:     over the data, about.
-    steps:      of a pass, about.
-    classes:    of a classifier.
-    whole_words: the model's embed wants them.
-    lora:       only small maps learn.
-    new_head:   the head begins afresh, whatever the rest begins from.
-    bounded:    the steps or the epochs of the run were given.
-    minutes:    of the run at the most; 0: any number.
+    task:        name of the task's class.
+    width:       model width.
+    parameters:  number of parameters.
+    examples:    number of training examples.
+    positions:   estimated number of positions in all training examples.
+    passes:      estimated number of epochs.
+    steps:       estimated steps per epoch.
+    classes:     number of classes of a classifier.
+    whole_words: the model's embed takes whole words.
+    lora:        only LoRA matrices are trained.
+    new_head:    the head is initialized anew.
+    bounded:     the user gave the steps or the epochs of the run.
+    minutes:     time limit of the run; 0: none.
     """
 
     task: str
@@ -171,22 +190,22 @@ class Facts(NamedTuple):
     minutes: float = 0.0
 
 
-def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: Collection[str]) -> Facts:
-    """Return what the rules go by.
+def gather_facts(task: Task, model: Model, lines: CorpusSplit, train: dict[str, Any], given: Collection[str]) -> Facts:
+    """Return the facts that the rules depend on.
 
-    model: without weights, since its sizes are all that counts.
-    given: settings that were said, such as train.steps.
+    model: may be without weights, since only its sizes are used.
+    given: keys that the user set, such as train.steps.
     """
     parameters = sum(p.numel() for p in model.parameters())
     busy = parameters - sum(p.numel() for p in model.embed.parameters())
-    lengths = [task.tokens(row) for row in islice(lines, SAMPLE)]
+    lengths = [task.tokens(row) for row in islice(lines, SAMPLE_SIZE)]
     length = sum(lengths) / max(len(lengths), 1)
     examples = lines.count or lines.records.count
     positions = max(examples * length, 1.0)
     batch = _batch(task, train, parameters, length)
     return Facts(
         type(task).__name__, model.width, parameters, examples, positions,
-        passes=_passes(train, positions, batch, EFFICIENCY * speed(task.job.device) / (6 * max(busy, 1))),
+        passes=_passes(train, positions, batch, EFFICIENCY * flops_per_second(task.job.device) / (6 * max(busy, 1))),
         steps=math.ceil(positions / batch),
         classes=getattr(model.head, "classes", None) or 0,
         whole_words=model.embed.whole_words,
@@ -198,8 +217,8 @@ def facts(task: Task, model: Model, lines: Lines, train: dict[str, Any], given: 
 
 
 def _batch(task: Task, train: dict[str, Any], parameters: int, length: float) -> float:
-    """Return the positions of a step, about. length: of an example."""
-    batch, rows = train.get("batch_tokens", batch_of(parameters)), train.get("batch_size", 0)
+    """Return the estimated number of positions in a step. length: mean positions of an example."""
+    batch, rows = train.get("batch_tokens", default_batch_tokens(parameters)), train.get("batch_size", 0)
     context = train.get("context_length", 256)
     if task.reads == "text":
         batch = (rows or max(batch // context, 1)) * context
@@ -208,14 +227,14 @@ def _batch(task: Task, train: dict[str, Any], parameters: int, length: float) ->
     return batch * train.get("gradient_accumulation", 1)
 
 
-def batch_of(parameters: int) -> int:
-    """Return the tokens of a batch for a model of this size."""
+def default_batch_tokens(parameters: int) -> int:
+    """Return the number of tokens in a batch for a model of this size."""
     return 2048 if parameters < 2e7 else 4096
 
 
 def _passes(train: dict[str, Any], positions: float, batch: float, speed: float) -> float:
-    """Return how often the data is gone through, about. Only where nothing but minutes bounds the run, it depends on
-    the speed, in positions a second."""
+    """Return the estimated number of epochs. It depends on the speed, in positions per second, only where minutes are
+    the run's only bound."""
     bounds = []
     if train.get("epochs"):
         bounds.append(float(train["epochs"]))
@@ -226,81 +245,89 @@ def _passes(train: dict[str, Any], positions: float, batch: float, speed: float)
     return min(bounds, default=1.0)
 
 
-def speed(device: str) -> float:
-    """Return the floating-point operations of matrix products that a device makes in a second, roughly. Nothing is
-    measured, so that the same command chooses the same on a machine that is busy."""
+def flops_per_second(device: str) -> float:
+    """Return a rough estimate of a device's matrix-product throughput. Nothing is measured, so that the same command
+    makes the same choices on a busy machine."""
     kind = device.partition(":")[0]
-    return SPEED.get(kind, SPEED["mps"]) * (min(torch.get_num_threads(), THREADS) if kind == "cpu" else 1)
+    return FLOPS_PER_SECOND.get(kind, FLOPS_PER_SECOND["mps"]) * (
+        min(torch.get_num_threads(), MAX_THREADS) if kind == "cpu" else 1
+    )
 
 
-def from_scratch(known: Facts) -> Iterator[Choice]:
-    """Muon, whose steps have one size for every matrix, at a rate that falls to nothing when the budget ends. A warm-up
-    never takes more than half of a run, whatever is asked (schedule.py)."""
-    if known.whole_words:  # the recipe says the rest
-        yield from epochs_of_words(known)
+def choose_from_scratch(facts: Facts) -> Iterator[Choice]:
+    """Choose Muon, whose updates have the same size for every matrix, with a learning rate that falls linearly to 0 at
+    the end of the budget. Warmup never takes more than half of a run (schedule.py)."""
+    if facts.whole_words:  # such a recipe brings its other settings
+        yield from choose_bag_of_words_epochs(facts)
         return
     yield Choice("train.optimizer", "muon", "matrices; AdamW the rest")
-    yield Choice("train.lr", round(0.004 * min(1.0, (128 / known.width) ** 0.5), 4), f"width {known.width}")
+    yield Choice("train.lr", round(0.004 * min(1.0, (128 / facts.width) ** 0.5), 4), f"width {facts.width}")
     yield Choice("train.schedule", "linear", "to 0 at the end of the budget")
     yield Choice("train.warmup", 50)
-    yield Choice("train.batch_tokens", batch_of(known.parameters), f"{short(known.parameters)} parameters")
+    yield Choice(
+        "train.batch_tokens", default_batch_tokens(facts.parameters), f"{abbreviate(facts.parameters)} parameters"
+    )
     yield Choice("train.weight_decay", 0.1)
-    if known.task == "Pairs":
+    if facts.task == "Pairs":
         yield Choice("train.label_smoothing", 0.1, "translation")
-    rate = next(rate for most, rate in (TEXT_DROPOUT if known.task == "Text" else DROPOUT) if known.passes <= most)
-    yield Choice("model.dropout", rate, f"about {known.passes:.2g} passes over {short(known.examples)} examples")
+    rate = next(rate for limit, rate in (TEXT_DROPOUT if facts.task == "Text" else DROPOUT) if facts.passes <= limit)
+    yield Choice("model.dropout", rate, f"about {facts.passes:.2g} passes over {abbreviate(facts.examples)} examples")
 
 
-def epochs_of_words(known: Facts) -> Iterator[Choice]:
-    """The more labels, the more passes; and the fewer texts, since what counts then is the number of steps. Pairs of
-    texts have a number of their own. An end that was given in steps or epochs is the end."""
-    if known.bounded:
+def choose_bag_of_words_epochs(facts: Facts) -> Iterator[Choice]:
+    """Choose the epochs of a bag-of-words classifier: the more labels, the more epochs, and at least
+    MIN_STEPS_PER_EPOCH steps for each. Text pairs get PAIR_EPOCHS. Steps or epochs that the user gave are kept."""
+    if facts.bounded:
         return
-    pairs = known.task == "Matches"
-    passes = PAIR_EPOCHS if pairs else round(1 + 2 * math.log2(max(known.classes, 2)))
-    steps = LEAST_STEPS * passes
-    what = "pairs of texts" if pairs else f"{known.classes} labels"
-    why = f"{what}; more would be learned by heart"
-    if known.steps < LEAST_STEPS:
-        passes = math.ceil(steps / known.steps)
-        texts = f"{short(known.examples)} {'pairs' if pairs else 'texts'}"
-        why = f"{what} want {steps} steps, and {texts} have about {known.steps} an epoch"
-    if known.minutes:
-        why += f"; the run ends after {passes} epochs, even if its {known.minutes:g} minutes are not over"
+    pairs = facts.task == "Matches"
+    passes = PAIR_EPOCHS if pairs else round(1 + 2 * math.log2(max(facts.classes, 2)))
+    steps = MIN_STEPS_PER_EPOCH * passes
+    what = "pairs of texts" if pairs else f"{facts.classes} labels"
+    why = f"{what}; more would overfit"
+    if facts.steps < MIN_STEPS_PER_EPOCH:
+        passes = math.ceil(steps / facts.steps)
+        texts = f"{abbreviate(facts.examples)} {'pairs' if pairs else 'texts'}"
+        why = f"{what} want {steps} steps, and {texts} have about {facts.steps} an epoch"
+    if facts.minutes:
+        why += f"; the run ends after {passes} epochs, even if its {facts.minutes:g} minutes are not over"
     yield Choice("train.epochs", float(passes), why)
 
 
-def fine_tuning(known: Facts) -> Iterator[Choice]:
-    """Return what is chosen for a model that was trained before, and answers in labels or numbers. One that goes on
-    writing keeps the settings of fine-tuning as they are: its embeddings may be its head, too."""
-    if known.task not in READERS:
+def choose_for_fine_tuning(facts: Facts) -> Iterator[Choice]:
+    """Choose the settings of a pretrained model that answers in labels or numbers. A generative model keeps the default
+    fine-tuning settings: its embedding may be tied to its head."""
+    if facts.task not in TASKS_WITH_NEW_HEAD:
         return
-    if known.whole_words:
-        yield from epochs_of_words(known)
-    if not known.lora:
-        lr = WORDS_LR if known.whole_words else round(5e-5 * min(768 / known.width, 4.0), 6)
-        yield Choice("train.lr", lr, "word vectors" if known.whole_words else f"width {known.width}")
-    if known.new_head and not known.whole_words:
-        yield from new_head(known)
+    if facts.whole_words:
+        yield from choose_bag_of_words_epochs(facts)
+    if not facts.lora:
+        lr = BAG_OF_WORDS_LR if facts.whole_words else round(5e-5 * min(768 / facts.width, 4.0), 6)
+        yield Choice("train.lr", lr, "word vectors" if facts.whole_words else f"width {facts.width}")
+    if facts.new_head and not facts.whole_words:
+        yield from choose_for_new_head(facts)
 
 
-def new_head(known: Facts) -> Iterator[Choice]:
-    """Small batches, since there are few steps in a few passes over little data; and what every word means is known."""
-    yield Choice("train.batch_size", ROWS)
-    if known.classes > MANY:
-        yield Choice("train.head_lr", 5.0, f"{known.classes} labels")
-    if not known.lora and known.examples < LITTLE:
-        yield Choice("train.freeze", "embed", f"{short(known.examples)} examples")
-    yield Choice("train.eval_steps", max(math.ceil(known.examples / ROWS / 2), 1), "twice in each pass")
+def choose_for_new_head(facts: Facts) -> Iterator[Choice]:
+    """Choose small batches, because a few epochs over little data have few steps, and freeze the embeddings, which are
+    trained already."""
+    yield Choice("train.batch_size", FINE_TUNING_BATCH_SIZE)
+    if facts.classes > MANY_CLASSES:
+        yield Choice("train.head_lr", 5.0, f"{facts.classes} labels")
+    if not facts.lora and facts.examples < SMALL_DATA:
+        yield Choice("train.freeze", "embed", f"{abbreviate(facts.examples)} examples")
+    yield Choice(
+        "train.eval_steps", max(math.ceil(facts.examples / FINE_TUNING_BATCH_SIZE / 2), 1), "twice in each pass"
+    )
 
 
-def sentence(choices: Sequence[Choice], as_published: bool) -> str:
-    """Return what was chosen; with --as-published, which a person knows of then, little is."""
+def describe(choices: Sequence[Choice], as_published: bool) -> str:
+    """Return a sentence that lists the choices, with a hint at --as-published where that was not given."""
     hint = "" if as_published else "; --as-published for the recipe's own settings"
     return f"chosen: {', '.join(map(str, choices))}{hint}"
 
 
-def short(number: float) -> str:
+def abbreviate(number: float) -> str:
+    """Return a number in at most three digits: 1234567 -> "1.23M"."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{letter}"

@@ -1,9 +1,9 @@
-"""Means of weights: a moving one over the steps, and one over checkpoints.
+"""Averages of weights: an exponential moving average over steps, and the mean over checkpoints.
 
-    moving     a <- d a + (1 - d) w,     d = min(decay, (1 + step) / (10 + step)): what came first is soon forgotten
-    mean       w = (w_1 + ... + w_n) / n
+    moving average   a <- d a + (1 - d) w,   d = min(decay, (1 + step) / (10 + step)), so that early weights fade soon
+    mean             w = (w_1 + ... + w_n) / n
 
-Polyak & Juditsky 1992. Of the last checkpoints: Vaswani et al. 2017, arXiv:1706.03762.
+Polyak & Juditsky 1992. The mean of the last checkpoints: Vaswani et al. 2017, arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from regard.native import private
 
 
 class ExponentialMovingAverage:
-    """The exponential moving average of some parameters; with a decay of 0 there is none, and nothing happens here."""
+    """The exponential moving average of parameters. With a decay of 0 every method does nothing."""
 
     def __init__(self, parameters: list[nn.Parameter], decay: float):
         self.decay, self.parameters = decay, parameters if decay else []
         self.values = [p.detach().clone() for p in self.parameters]
 
-    def follow(self, step: int) -> None:
+    def update(self, step: int) -> None:
         if self.values:
             decay = min(self.decay, (1 + step) / (10 + step))
             with torch.no_grad():
                 private.foreach_lerp_(self.values, list[Tensor](self.parameters), 1 - decay)
 
     def swap(self) -> None:
-        """The average into the model, and the model's own weights here; once more undoes it."""
+        """Exchange the averages with the model's weights. A second call undoes the first."""
         with torch.no_grad():
             for value, parameter in zip(self.values, self.parameters, strict=True):
                 own = parameter.clone()
@@ -41,8 +41,8 @@ class ExponentialMovingAverage:
                 value.copy_(own)
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """For a while, the model is the average."""
+    def swapped_in(self) -> Iterator[None]:
+        """Let the model have the averaged weights inside the `with` block."""
         self.swap()
         try:
             yield
@@ -50,8 +50,8 @@ class ExponentialMovingAverage:
             self.swap()
 
 
-def mean(files: list[Path]) -> dict[str, Tensor]:
-    """Of the tensors of some safetensors files, by name; whole numbers are those of the last."""
+def average_checkpoints(files: list[Path]) -> dict[str, Tensor]:
+    """Return the mean of each tensor over safetensors files, by name. Integer tensors come from the last file."""
     total: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     for file in files:

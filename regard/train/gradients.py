@@ -1,5 +1,5 @@
-"""Gradients in memory that is asked for once: made anew in every step, they would lie among what the forward pass
-leaves behind, and keep its memory from being used again."""
+"""Gradient buffers that are allocated once. Gradients allocated in every step would lie between the activations of the
+forward pass, and fragment the memory that those give back."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from regard.native import private
 
 
 class Gradients:
-    """Of some parameters. made: the numbers of those that have one now."""
+    """The gradients of a list of parameters. used: indices of the parameters that received a gradient in this step."""
 
     def __init__(self, parameters: list[nn.Parameter]):
-        self.parameters, self.made = parameters, set[int]()
-        self._at: dict[int, int] = {}  # which parameter lies where
-        self.rooms = [torch.zeros_like(parameter) for parameter in parameters]
+        self.parameters, self.used = parameters, set[int]()
+        self._index_by_pointer: dict[int, int] = {}  # data_ptr of a parameter -> its index
+        self.buffers = [torch.zeros_like(parameter) for parameter in parameters]
         for index, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._note, index))
+            parameter.register_post_accumulate_grad_hook(partial(self._mark_used, index))
 
-    def _note(self, index: int, _: Tensor) -> None:
-        self.made.add(index)
+    def _mark_used(self, index: int, _: Tensor) -> None:
+        self.used.add(index)
 
-    def begin(self) -> None:
-        """From nothing."""
-        private.foreach_zero_(self.rooms)
-        for parameter, room in zip(self.parameters, self.rooms, strict=True):
-            parameter.grad = room
-        self.made.clear()
-        self._at = {parameter.data_ptr(): index for index, parameter in enumerate(self.parameters)}
+    def zero(self) -> None:
+        """Begin a step: set all gradients to zero, and point every parameter's `grad` at its buffer."""
+        private.foreach_zero_(self.buffers)
+        for parameter, buffer in zip(self.parameters, self.buffers, strict=True):
+            parameter.grad = buffer
+        self.used.clear()
+        self._index_by_pointer = {parameter.data_ptr(): index for index, parameter in enumerate(self.parameters)}
 
-    def room(self, weight: Tensor) -> Tensor | None:
-        """Where the gradient of a weight is added up; it is there from now on."""
-        index = self._at.get(weight.data_ptr())
-        if index is None or self.rooms[index].shape != weight.shape:
-            return None  # a view of it, or of no parameter
-        self.made.add(index)
-        return self.rooms[index]
+    def buffer_for(self, weight: Tensor) -> Tensor | None:
+        """Return the buffer in which a weight's gradient is accumulated, and count the weight as used. None: the tensor
+        is not one of the parameters."""
+        index = self._index_by_pointer.get(weight.data_ptr())
+        if index is None or self.buffers[index].shape != weight.shape:
+            return None  # a view of a parameter, or another tensor
+        self.used.add(index)
+        return self.buffers[index]
 
-    def add(self, index: int, more: Tensor) -> None:
-        self.rooms[index].add_(more)
-        self.made.add(index)
+    def add(self, index: int, gradient: Tensor) -> None:
+        self.buffers[index].add_(gradient)
+        self.used.add(index)
 
-    def end(self) -> None:
-        """What nothing was added to has no gradient."""
+    def drop_unused(self) -> None:
+        """End the backward pass: set the `grad` of parameters that received none to None."""
         for index, parameter in enumerate(self.parameters):
-            if index not in self.made:
+            if index not in self.used:
                 parameter.grad = None

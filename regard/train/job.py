@@ -1,4 +1,4 @@
-"""A training run from what the user asked to a finished run folder.
+"""Prepare and run a training job, from the user's arguments to a finished run folder.
 
 runs/x/  recipe.toml  run.json  tokenizer.json  metrics.jsonl  events...  data/  checkpoints/  model.safetensors
 """
@@ -17,19 +17,19 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.data import Corpus, Feed, Lines, overlap
+from regard.data import Corpus, CorpusSplit, ResumableBatches, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
-from regard.memory import Weightless
+from regard.memory import MetaWeights
 from regard.runs import checkpoint
-from regard.runs.folder import about, keep_origin, must_have, tokenizers
+from regard.runs.folder import check_device, copy_origin, load_tokenizers, read_run_json
 from regard.runs.job import Job
-from regard.runs.session import PATHS, session, whole
+from regard.runs.session import PATHS, absolute_paths, session
 from regard.runs.settings import Settings
-from regard.tasks import Say, Task, Tick, task_of, unseen
+from regard.tasks import Say, Task, Tick, no_progress, task_of
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
 
@@ -38,57 +38,60 @@ from .automatic import Choice
 from .levels import freeze
 from .loop import Progress, Trainer
 
-THREADS = 1024  # at the most
+MAX_THREADS = 1024
 
 
 class Prepared:
-    """What a job comes to: a model, its data, and the trainer between them.
+    """A job that is ready to be trained: its recipe, task, corpus, model and trainer.
 
-    told:   what run.json says, of a run that goes on; None: a new one.
-    bounds: where it ends instead of where its recipe says.
+    run_info: the contents of run.json of a run that is resumed; None: a new run.
+    bounds:   steps, minutes or epochs that replace those of the recipe.
     """
 
-    def __init__(self, job: Job, say: Say, tick: Tick, told: dict[str, Any] | None, bounds: dict[str, float] | None):
-        self.job, self.folder, self.say, self.tick, self.told = job, Path(job.run), say, tick, told
-        if not 0 <= job.threads <= THREADS:
-            raise UserError(f"threads must be from 0 to {THREADS:,}, not {job.threads:,}")
+    def __init__(
+        self, job: Job, say: Say, tick: Tick, run_info: dict[str, Any] | None, bounds: dict[str, float] | None
+    ):
+        self.job, self.folder, self.say, self.tick, self.run_info = job, Path(job.run), say, tick, run_info
+        if not 0 <= job.threads <= MAX_THREADS:
+            raise UserError(f"threads must be from 0 to {MAX_THREADS:,}, not {job.threads:,}")
         if job.threads:
             torch.set_num_threads(job.threads)
         self.chosen: list[Choice] = []
-        if told:
+        if run_info:
             self.recipe = recipes.load(self.folder / "recipe.toml")
         else:
             self.recipe = origin.recipe_of(job)
-            self.given = origin.given(job, self.recipe)
-            self._choose(automatic.end(self.recipe.get("train", {}), bool(job.origin)))
+            self.given = origin.given_settings(job, self.recipe)
+            self._choose(automatic.choose_end(self.recipe.get("train", {}), bool(job.origin)))
         self.settings = Settings.read(self.recipe.get("train", {}))
         if bounds:
             self.settings = self.settings.until(bounds)
         self.task = self._task()(job, self.settings, self.recipe.get("objective"))
         self._check()
         self.corpus = self._open()
-        if told:
-            self._take_tokenizers()
+        if run_info:
+            self._load_tokenizers()
         elif job.origin:
-            self.task.inherit(*tokenizers(Path(job.origin)), self.corpus)
+            self.task.inherit_tokenizers(*load_tokenizers(Path(job.origin)), self.corpus)
         else:
             self._choose_tokenizer()
-            self.task.learn(self.corpus, tick)
+            self.task.learn_tokenizers(self.corpus, tick)
         self.model = self._build()
         self._write()
         try:
-            self.trainer = self._trainer(patient=bool(bounds))
+            self.trainer = self._trainer(reset_patience=bool(bounds))
         except UserError:
-            if not told:  # to be tried again, not gone on with
+            if not run_info:  # so that the folder can be used for another attempt
                 (self.folder / "run.json").unlink()
             raise
 
     @property
     def name(self) -> str:
-        """Of the recipe; of a run that begins from another one and names none, the other's."""
+        """Return the recipe's name; where a run is fine-tuned without naming a recipe, that of the run it begins
+        from."""
         if self.job.recipe or not self.job.origin:
             return self.job.recipe
-        return about(Path(self.job.origin)).get("job", {}).get("recipe", "")
+        return read_run_json(Path(self.job.origin)).get("job", {}).get("recipe", "")
 
     def _task(self) -> type[Task]:
         try:
@@ -103,13 +106,13 @@ class Prepared:
             ) from None
 
     def _check(self) -> None:
-        """All that can be refused before the data is read."""
+        """Refuse what can be refused before the data is read."""
         job, s = self.job, self.settings
         if not s.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
         DecodeConfig.read(self.recipe.get("decode", {}))
-        self.task.ask([*job.metrics, s.metric])
-        must_have(job.device)
+        self.task.set_metrics([*job.metrics, s.metric])
+        check_device(job.device)
 
     def _open(self) -> Corpus:
         corpus = self.task.open(lambda n: self.tick("reading", n))
@@ -117,17 +120,17 @@ class Prepared:
             self.say(note)
         if corpus.dev is None:
             asked = [*self.job.metrics, *(["patience"] if self.settings.patience else [])]
-            asked += [self.settings.metric] if self.settings.metric not in self.task.forced else []
+            asked += [self.settings.metric] if self.settings.metric not in self.task.loss_metrics else []
             if asked:
                 raise UserError(f"there is no dev set, and '{asked[0]}' needs one: give dev=, a file or a share")
-        elif self.task.reads == "pairs" and not self.told:
+        elif self.task.reads == "pairs" and not self.run_info:
             shared = overlap(corpus.train, corpus.dev)
             if shared:
                 self.say(f"warning: {shared} of the dev examples have a source that stands in the training data, too")
         return corpus
 
     def _choose(self, choices: Iterable[Choice], always: bool = False) -> None:
-        """Take over what was chosen into the recipe, but for what was given. always: --as-published, too."""
+        """Write choices into the recipe, except for settings that the user gave. always: with --as-published, too."""
         if self.job.as_published and not always:
             return
         for choice in choices:
@@ -138,131 +141,148 @@ class Prepared:
 
     def _choose_tokenizer(self) -> None:
         job, lines = self.job, self.corpus.train
-        if job.as_published or not isinstance(lines, Lines):
+        if job.as_published or not isinstance(lines, CorpusSplit):
             return
         embed = self.recipe["model"].get("embed", "tokens")
         embed = embed if isinstance(embed, str) else embed.get("part", "tokens")
         chosen: list[Choice] = []
         if job.tokenizer is None:
-            chosen = automatic.tokenizer(type(self.task).__name__, find(Embed, embed).whole_words, lines)
-        kind = next((choice.value for choice in chosen if choice.key == "tokenizer"), job.tokenizer or self.task.usual)
-        if automatic.is_sized(kind) and not any(choice.key == "vocab" for choice in chosen):
-            chosen.append(automatic.vocabulary(lines, self.task.texts))
+            chosen = automatic.choose_tokenizer(type(self.task).__name__, find(Embed, embed).whole_words, lines)
+        kind = next(
+            (choice.value for choice in chosen if choice.key == "tokenizer"),
+            job.tokenizer or self.task.default_tokenizer,
+        )
+        if automatic.has_vocab_size(kind) and not any(choice.key == "vocab" for choice in chosen):
+            chosen.append(automatic.choose_vocab(lines, self.task.text_columns))
         for choice in chosen:
             if not getattr(job, choice.key):
                 setattr(job, choice.key, choice.value)
                 self.chosen.append(choice)
 
     def _choose_training(self) -> None:
-        """Once the sizes of the model and of the data are known; for texts, of which the rules know something."""
+        """Choose training settings by the sizes of the model and of the data. There are rules for texts only."""
         lines = self.corpus.train
-        if isinstance(lines, Lines) and not self.job.as_published:
+        if isinstance(lines, CorpusSplit) and not self.job.as_published:
             own = {key: value for key, value in self.recipe["model"].items() if key != "passes"}
-            with Weightless():
+            with MetaWeights():
                 model = build(self.recipe | {"model": own})
-            known = automatic.facts(self.task, model, lines, self.recipe.get("train", {}), self.given)
-            self._choose((automatic.fine_tuning if self.job.origin else automatic.from_scratch)(known))
+            facts = automatic.gather_facts(self.task, model, lines, self.recipe.get("train", {}), self.given)
+            choose = automatic.choose_for_fine_tuning if self.job.origin else automatic.choose_from_scratch
+            self._choose(choose(facts))
         self.settings = self.task.settings = Settings.read(self.recipe.get("train", {}))
         if self.chosen:
-            self.say(automatic.sentence(self.chosen, self.job.as_published))
+            self.say(automatic.describe(self.chosen, self.job.as_published))
 
-    def _take_tokenizers(self) -> None:
-        assert self.told is not None
-        if self.told.get("tokenizers") == []:
+    def _load_tokenizers(self) -> None:
+        assert self.run_info is not None
+        if self.run_info.get("tokenizers") == []:
             return
-        self.task.source, self.task.target = both = tokenizers(self.folder)
-        if [one.hash() for one in both] != self.told.get("tokenizers"):
+        self.task.source, self.task.target = both = load_tokenizers(self.folder)
+        if [one.hash() for one in both] != self.run_info.get("tokenizers"):
             raise UserError(f"{short(self.folder)}: the tokenizer is not the one that this run began with")
 
     def _build(self) -> Model:
-        if not self.told:
-            known = self.recipe.get("vocab")
-            self.task.complete(self.recipe)
-            self.recipe["vocab"] = known if self.job.origin else self.recipe["vocab"]  # tables may be larger than asked
-            self._choose(automatic.tie(self.recipe), always=True)
+        if not self.run_info:
+            vocab = self.recipe.get("vocab")
+            self.task.complete_recipe(self.recipe)
+            self.recipe["vocab"] = vocab if self.job.origin else self.recipe["vocab"]  # a table may have spare rows
+            self._choose(automatic.choose_tie(self.recipe), always=True)
             if self.corpus.dev is not None:
-                self.recipe.setdefault("train", {}).setdefault("metric", self.task.decisive)
+                self.recipe.setdefault("train", {}).setdefault("metric", self.task.default_metric)
             self._choose_training()
             self.recipe["train"] = self.settings.table()
         torch.manual_seed(self.settings.seed)
         model = build(self.recipe)
-        self.task.fit(model)
-        if self.job.origin and not checkpoint.found(self.folder / "checkpoints"):
-            afresh = [*([origin.HEAD] if self.job.task else []), *(["*.down", "*.up"] if self.job.lora else [])]
-            origin.fill(model, Path(self.job.origin), afresh)
+        self.task.check_model(model)
+        if self.job.origin and not checkpoint.list_checkpoints(self.folder / "checkpoints"):
+            new = [*([origin.HEAD] if self.job.task else []), *(["*.down", "*.up"] if self.job.lora else [])]
+            origin.load_weights(model, Path(self.job.origin), new)
         freeze(model, self.settings.freeze)
         return model.to(self.job.device)
 
     def _write(self) -> None:
-        """Everything but the weights, before any long work. run.json comes last: a folder with it is complete."""
-        put = checkpoint.put
-        if self.told:
-            told = self.told | {"sessions": [*self.told.get("sessions", []), session()]}
+        """Write the run folder except for the weights, before any long work. run.json comes last: a folder that has it
+        is complete."""
+        put = checkpoint.write_atomically
+        if self.run_info:
+            run_info = self.run_info | {"sessions": [*self.run_info.get("sessions", []), session()]}
         else:
             both = self.task.tokenizers
             names = ("tokenizer",) if both and both[0] is both[1] else ("source.tokenizer", "target.tokenizer")
             for name, tokenizer in zip(names, both, strict=False):
                 tokenizer.save(self.folder / f"{name}.json")
             if self.job.origin:
-                keep_origin(Path(self.job.origin), self.folder)
-            told = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
-            told |= {"tokenizers": [one.hash() for one in both]} | self._taken_over(len(names) > 1)
-            if isinstance(self.corpus.train, Lines):
-                told["table"] = layout_of(self.corpus.train.records.pick)
-            told |= self.task.about() | {"chosen": [choice._asdict() for choice in self.chosen]}
-            told |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
+                copy_origin(Path(self.job.origin), self.folder)
+            run_info = {"job": asdict(self.job) | {"recipe": self.name}, "documents": self.corpus.train.documents}
+            run_info |= {"tokenizers": [one.hash() for one in both]} | self._inherited_info(len(names) > 1)
+            if isinstance(self.corpus.train, CorpusSplit):
+                run_info["table"] = layout_of(self.corpus.train.records.pick)
+            run_info |= self.task.run_info() | {"chosen": [choice._asdict() for choice in self.chosen]}
+            run_info |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             every = list(self.model.parameters())
-            told |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}
-            told |= {"learning": sum(p.numel() for p in every if p.requires_grad)}
+            run_info |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}
+            run_info |= {"learning": sum(p.numel() for p in every if p.requires_grad)}
         put(self.folder / "recipe.toml", tomli_w.dumps(self.recipe | {"train": self.settings.table()}))
-        put(self.folder / "run.json", json.dumps(told, indent=1))
+        put(self.folder / "run.json", json.dumps(run_info, indent=1))
 
-    def _taken_over(self, apart: bool) -> dict[str, Any]:
-        """What is still true of a model that came from elsewhere. apart: the target has a tokenizer of its own."""
+    def _inherited_info(self, apart: bool) -> dict[str, Any]:
+        """Return the entries of the original run's run.json that still hold. apart: the target has its own
+        tokenizer."""
         if not self.job.origin:
             return {}
-        before = about(Path(self.job.origin))
+        before = read_run_json(Path(self.job.origin))
         kept = {key: before[key] for key in ("origin", "marks", "target_marks") if key in before}
         return kept | ({"target_marks": None} if apart and self.job.task and "marks" in kept else {})
 
-    def _trainer(self, patient: bool) -> Trainer:
+    def _trainer(self, reset_patience: bool) -> Trainer:
         s, corpus, task = self.settings, self.corpus, self.task
         batches = task.batches(self.model, corpus, self.say, self.tick)
         dev = None if corpus.dev is None else task.dev(self.model, corpus.dev)
-        self._same_data()
-        return Trainer(self.model, task.objective(), Feed(batches), s, self.folder, dev, say=self.say, patient=patient)
+        self._check_same_data()
+        return Trainer(
+            self.model,
+            task.objective(),
+            ResumableBatches(batches),
+            s,
+            self.folder,
+            dev,
+            say=self.say,
+            reset_patience=reset_patience,
+        )
 
-    def _same_data(self) -> None:
-        """What is learned from is the same in a run that goes on, whatever became of the files meanwhile."""
-        names = [f"{part}.{self.task.files}" for part in ("train", "dev") if getattr(self.corpus, part) is not None]
+    def _check_same_data(self) -> None:
+        """Refuse to resume a run whose data has changed."""
+        names = [
+            f"{part}.{self.task.file_suffix}" for part in ("train", "dev") if getattr(self.corpus, part) is not None
+        ]
         data = self.folder / "data"
-        now, known = checkpoint.sums(data, names), data / checkpoint.SUMS
-        if not known.exists():
-            checkpoint.put(known, now)
-        elif known.read_text(encoding="utf-8") != now:
+        now, file = checkpoint.sha256_sums(data, names), data / checkpoint.SUMS
+        if not file.exists():
+            checkpoint.write_atomically(file, now)
+        elif file.read_text(encoding="utf-8") != now:
             raise UserError(
                 f"{self.corpus.train.name}: the data is not what it was when this run began: bring it back, or begin "
                 "a new run"
             )
 
     def train(self, report: Callable[[Progress], None] = lambda progress: None) -> Run | Reader:
-        """Until the end. The finished model, ready to be used."""
+        """Train to the end and return the finished run, ready to predict."""
         self.trainer.report = report
         self.trainer.train()
-        return self.task.run(self.model, self.folder, self.corpus.train.documents)
+        return self.task.make_predictor(self.model, self.folder, self.corpus.train.documents)
 
 
-def start(job: Job, say: Say = print, tick: Tick = unseen) -> Prepared:
-    """A new run. A folder that holds one already is left alone."""
+def start(job: Job, say: Say = print, tick: Tick = no_progress) -> Prepared:
+    """Prepare a new run. A folder that holds a run already is refused."""
     run = Path(job.run)
-    with checkpoint.alone(run):
+    with checkpoint.locked(run):
         if (run / "run.json").exists():
             raise UserError(
                 f"{short(run)} holds a run already: go on with it by --resume {short(run)}, or name another"
             )
         names = PATHS if job.data else (*PATHS, "source", "target")  # else these are endings, such as en and de
         names = names if job.origin is None else (*names, "origin")
-        rooted: dict[str, Any] = {name: whole(getattr(job, name)) for name in names}
+        rooted: dict[str, Any] = {name: absolute_paths(getattr(job, name)) for name in names}
         return Prepared(replace(job, **rooted), say, tick, None, None)
 
 
@@ -270,33 +290,36 @@ def resume(
     folder: str | Path,
     bounds: dict[str, float] | None = None,
     say: Say = print,
-    tick: Tick = unseen,
+    tick: Tick = no_progress,
     device: str | None = None,
     threads: int | None = None,
 ) -> Prepared:
-    """Go on with a run. `bounds` (steps, minutes, epochs, of the whole run) are its new end, also of one that was
-    finished. device, threads: where and with how many it goes on, if not as before."""
+    """Prepare to resume a run, also a finished one.
+
+    bounds:          the new end: steps, minutes or epochs of the whole run.
+    device, threads: used instead of those before.
+    """
     run = Path(folder)
     check_run_folder(run)
     if not (run / "run.json").exists():
         raise UserError(f"{short(run)} holds no run to go on with: there is no run.json in it")
-    if (run / checkpoint.MODEL).exists() and not checkpoint.found(run / "checkpoints"):
+    if (run / checkpoint.MODEL).exists() and not checkpoint.list_checkpoints(run / "checkpoints"):
         raise UserError(
             f"{short(run)} holds a model without a checkpoint to go on from: begin a new run with --from {short(run)}"
         )
-    with checkpoint.alone(run):
-        told = about(run)
+    with checkpoint.locked(run):
+        run_info = read_run_json(run)
         try:
-            job = Job(**told["job"])
+            job = Job(**run_info["job"])
         except (KeyError, TypeError) as error:
             raise UserError(f"{short(run / 'run.json')} does not describe a run: {in_one_line(error)}") from None
-        _look_ahead(run, bounds or {}, say)
+        _check_bounds(run, bounds or {}, say)
         there = {"device": job.device if device is None else device, "threads": threads or job.threads}
-        return Prepared(replace(job, run=str(run), **there), say, tick, told, bounds)
+        return Prepared(replace(job, run=str(run), **there), say, tick, run_info, bounds)
 
 
-def _look_ahead(run: Path, bounds: dict[str, float], say: Say) -> None:
-    """Refuse an end that a finished run is past already. One that was stopped may end where it is, and it is told."""
+def _check_bounds(run: Path, bounds: dict[str, float], say: Say) -> None:
+    """Refuse bounds that a finished run has passed already. A run that was stopped may end where it is; say so."""
     numbers = checkpoint.newest(run / "checkpoints").numbers
     had = {
         "steps": numbers.get("step", 0),
@@ -307,7 +330,7 @@ def _look_ahead(run: Path, bounds: dict[str, float], say: Say) -> None:
         if name not in had or not 0 < asked <= had[name]:
             continue
         so_far = round(had[name], 1 if had[name] >= 1 else 4)
-        told = f"{name} count from the beginning of a run, and {short(run)} has had {so_far:g} of them"
+        reason = f"{name} count from the beginning of a run, and {short(run)} has had {so_far:g} of them"
         if (run / checkpoint.MODEL).exists():
-            raise UserError(f"{told}: to go on, give a later end, such as --{name} {so_far + asked:g}")
-        return say(f"{told}, so it ends here")
+            raise UserError(f"{reason}: to go on, give a later end, such as --{name} {so_far + asked:g}")
+        return say(f"{reason}, so it ends here")

@@ -1,4 +1,4 @@
-"""What a column of a table holds, by its cells: texts, labels, tags of words, ids, numbers of lines, attributions."""
+"""Tell what a column of a table holds by its cells: texts, labels, word tags, ids, line numbers or attributions."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from regard.data.columns import shown
-from regard.data.matched import number
+from regard.data.columns import escaped
+from regard.data.matched import parse_number
 
-LABEL = 60  # characters of a label, at the most and in the mean
-FEW = 20  # different answers that are labels even in a short file, and even if they are numbers such as 2.5
-COUNTED = 3  # lines, from which on numbers that grow may be those of the lines
-LONG_ID = 40  # characters of an id, at the most
-SAME = 8  # characters that all attributions begin with, at the least
+MAX_LABEL_LENGTH = 60  # mean number of characters up to which cells may be labels
+FEW_LABELS = 20  # up to this many distinct answers are labels even in a short file, and even if numbers such as 2.5
+MIN_ROWS = 3  # with fewer rows, a column is not taken for line numbers, tags, ids or a constant
+MAX_ID_LENGTH = 40  # characters
+MIN_COMMON_PREFIX = 8  # characters with which all attributions begin
 ID = re.compile(r"[\w.:#/@+-]*\d[\w.:#/@+-]*", re.ASCII)
 CREDIT = re.compile(r"CC[- ]?(BY|0)|https?://|.*\b(attribution|licen[cs]e)\b", re.IGNORECASE)
 NAME = re.compile(r"[A-Za-z][\w .-]{0,39}")  # of a column
-SPAN = re.compile("[BIESLU]-.+")  # a tag of words that belong together
+SPAN = re.compile("[BIESLU]-.+")  # a span tag, such as B-PER
 
 
 def are_labels(answers: Sequence[str]) -> bool:
-    """Return whether these are short, and the same ones again and again."""
+    """Return whether the answers are short and repeat."""
     distinct = len({answer.strip() for answer in answers})
-    brief = sum(map(len, answers)) <= LABEL * len(answers)
-    return brief and (distinct <= len(answers) / 10 or (distinct <= FEW and distinct < len(answers) / 2))
+    brief = sum(map(len, answers)) <= MAX_LABEL_LENGTH * len(answers)
+    return brief and (distinct <= len(answers) / 10 or (distinct <= FEW_LABELS and distinct < len(answers) / 2))
 
 
-def numbering(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    """Return the columns that hold nothing but whole numbers, each larger than the one before."""
-    if len(rows) < COUNTED:
+def increasing_columns(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return the indices of the columns that hold nothing but strictly increasing integers, such as line numbers."""
+    if len(rows) < MIN_ROWS:
         return []
     columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
     return [
@@ -42,23 +42,23 @@ def numbering(rows: Sequence[tuple[str, ...]]) -> list[int]:
 
 
 def are_tags(rows: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether the second cells are the tags of the words in the first: in every row as many, and all in all few
-    different ones, or tags of spans such as B-PER."""
+    """Return whether the second cells are tags of the words in the first cells: equally many in every row, and few
+    distinct ones altogether, or span tags such as B-PER."""
     words, tags = ([row[column].split() for row in rows] for column in (0, 1))
     if any(len(one) != len(two) for one, two in zip(words, tags, strict=True)):
         return False
-    if 2 * sum(len(some) > 1 for some in words) < len(rows) or len(rows) < COUNTED:
+    if 2 * sum(len(some) > 1 for some in words) < len(rows) or len(rows) < MIN_ROWS:
         return False
-    known, met = ({word for some in side for word in some} for side in (tags, words))
-    few = 2 * len(known) <= len(met) and 5 * len(known) <= sum(map(len, tags))
-    return few or ("O" in known and any(map(SPAN.fullmatch, known)))
+    tag_set, word_set = ({word for row in side for word in row} for side in (tags, words))
+    few = 2 * len(tag_set) <= len(word_set) and 5 * len(tag_set) <= sum(map(len, tags))
+    return few or ("O" in tag_set and any(map(SPAN.fullmatch, tag_set)))
 
 
 class Column(NamedTuple):
-    """A column by its name and its cells.
+    """A column of a table, with its name, what it holds and its cells.
 
-    kind: text, labels or numbers, which may be learned; lines (their numbers), ids, same (as in all rows) or credit
-          (whose the row is), which are not.
+    kind: text, labels or numbers, which can be learned from; lines (line numbers), ids, same (a constant) or credit
+          (an attribution), which cannot.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Column(NamedTuple):
 
     @property
     def length(self) -> float:
-        """The characters of a cell, in the mean."""
+        """Return the mean number of characters in a cell."""
         return sum(map(len, self.cells)) / max(len(self.cells), 1)
 
     @property
@@ -76,50 +76,51 @@ class Column(NamedTuple):
 
     def __str__(self) -> str:
         cell = self.cells[0].strip()
-        return f"{shown(self.name)} ('{shown(cell, 24)}{' ...' if len(cell) > 24 else ''}')"
+        return f"{escaped(self.name)} ('{escaped(cell, 24)}{' ...' if len(cell) > 24 else ''}')"
 
 
 def kind_of(cells: Sequence[str]) -> str:
-    """Return what stands in a column; see Column."""
+    """Return the kind of a column, as Column lists them."""
     cells = [cell.strip() for cell in cells]
     different = len(set(cells))
-    if numbering([(cell,) for cell in cells]):
+    if increasing_columns([(cell,) for cell in cells]):
         return "lines"
-    if len(cells) >= COUNTED and different == 1:
+    if len(cells) >= MIN_ROWS and different == 1:
         return "same"
-    if all(map(CREDIT.match, cells)) or (len(cells) >= FEW and _begin_alike(cells)):
+    if all(map(CREDIT.match, cells)) or (len(cells) >= FEW_LABELS and _share_prefix(cells)):
         return "credit"
     if are_labels(cells):
         return "labels"
-    if len(cells) >= COUNTED and different == len(cells) and all(map(_is_id, cells)):
+    if len(cells) >= MIN_ROWS and different == len(cells) and all(map(_is_id, cells)):
         return "ids"
-    return "numbers" if all(number(cell) is not None for cell in cells) else "text"
+    return "numbers" if all(parse_number(cell) is not None for cell in cells) else "text"
 
 
-def headed(columns: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first cells are names of columns: they look so, and one of them is unlike all below it."""
+def has_header(columns: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first row is a header: its cells look like names, and one of them is unlike all cells
+    below."""
     names = [cells[0].strip() for cells in columns]
-    if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)) or len(columns[0]) < COUNTED:
+    if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)) or len(columns[0]) < MIN_ROWS:
         return False
-    return any(_unlike(name, cells[1:]) for name, cells in zip(names, columns, strict=True))
+    return any(_differs_from_cells(name, cells[1:]) for name, cells in zip(names, columns, strict=True))
 
 
-def _unlike(name: str, cells: Sequence[str]) -> bool:
+def _differs_from_cells(name: str, cells: Sequence[str]) -> bool:
     kind = kind_of(cells)
-    if kind in ("lines", "ids") or all(number(cell) is not None for cell in cells):
-        return not _is_id(name) and number(name) is None
-    return kind == "labels" and len(cells) >= FEW and name not in {cell.strip() for cell in cells}
+    if kind in ("lines", "ids") or all(parse_number(cell) is not None for cell in cells):
+        return not _is_id(name) and parse_number(name) is None
+    return kind == "labels" and len(cells) >= FEW_LABELS and name not in {cell.strip() for cell in cells}
 
 
 def _is_id(cell: str) -> bool:
-    """Return whether this is short, without spaces, with a digit, and no number such as 2.5."""
-    value = number(cell)
+    """Return whether a cell is short, without spaces, with a digit, and not a number such as 2.5."""
+    value = parse_number(cell)
     named = value is None or (len(cell) > 5 and value % 1 == 0)
-    return named and len(cell) <= LONG_ID and ID.fullmatch(cell) is not None
+    return named and len(cell) <= MAX_ID_LENGTH and ID.fullmatch(cell) is not None
 
 
-def _begin_alike(cells: Sequence[str]) -> bool:
-    """Return whether all begin with the same words, which are half of them or more."""
+def _share_prefix(cells: Sequence[str]) -> bool:
+    """Return whether all cells begin with the same characters, and these are at least half of their mean length."""
     pairs = enumerate(zip(min(cells), max(cells), strict=False))
     alike = next((at for at, (one, two) in pairs if one != two), len(min(cells)))
-    return alike >= SAME and 2 * alike >= sum(map(len, cells)) / len(cells)
+    return alike >= MIN_COMMON_PREFIX and 2 * alike >= sum(map(len, cells)) / len(cells)

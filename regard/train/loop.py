@@ -1,6 +1,6 @@
-"""The training loop: from the first step to the last, evaluations and checkpoints between them, and nothing lost.
+"""The training loop: optimizer steps, evaluations, checkpoints, and resuming from them.
 
-A run that is killed and resumed ends with the very same weights as one that was not.
+A run that is killed and resumed ends with exactly the same weights as one that was not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_model
 
 from regard.core import Model, UserError
-from regard.data.batches import Feed
+from regard.data.batches import ResumableBatches
 from regard.errors import short
 from regard.machine import HelperLost
 from regard.metrics import HIGHER_IS_BETTER
@@ -25,25 +25,25 @@ from regard.runs import checkpoint
 from regard.runs.settings import Settings
 
 from . import schedule
-from .average import mean
+from .average import average_checkpoints
 from .journal import Journal
 from .learner import Learner
 from .stop import Stop, Stopped
 
-PARTS = 20  # of a run: where nothing else is said, it is evaluated after each
-RESCUE = 300.0  # seconds without a checkpoint, after which there is one out of turn
-SHARE = 4  # a run that is given minutes learns so many times as long as it is evaluated
-SETBACKS = 5  # without a checkpoint between them, after which a run that goes bad is given up
+DEFAULT_EVALUATIONS = 20  # in a run without eval_steps, evenly spaced
+MAX_UNSAVED_SECONDS = 300.0  # after this long without a checkpoint, an extra one is saved
+MIN_TRAIN_TO_EVAL_RATIO = 4  # a run bounded by minutes alone trains at least this many times as long as it evaluates
+MAX_ROLLBACKS = 5  # in a row without a new checkpoint, after which training is given up
 
 
 class Progress(NamedTuple):
-    """What a person watching wants to know."""
+    """What is reported after every step."""
 
     step: int
     epoch: float
     loss: float
     lr: float
-    speed: float  # tokens read per second, source and target, without padding
+    speed: float  # input tokens per second, source and target, without padding
     elapsed: float  # seconds of training, over all resumptions
     left: float | None  # seconds
     done: float  # 0..1
@@ -51,33 +51,34 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """model, objective, feed: what learns, by what, from what.
+    """Trains a model on the batches of a feed.
 
-    evaluate: the model -> metrics, "loss" among them; called between steps.
-    run:      the folder that holds checkpoints and metrics; None: keep nothing, and end with the last weights.
-    report:   called after every step; say: called with sentences that a person should read.
-    patient:  go on although the run had stopped early.
+    run:            folder for checkpoints and metrics; None: save nothing, and end with the last weights.
+    evaluate:       takes the model and returns metrics, "loss" among them; called between steps.
+    report:         called after every step.
+    say:            called with messages for the user.
+    reset_patience: continue although the run had stopped early.
     """
 
     def __init__(
         self,
         model: Model,
         objective: Objective,
-        feed: Feed,
+        feed: ResumableBatches,
         settings: Settings,
         run: Path | None = None,
         evaluate: Callable[[Model], dict[str, float]] | None = None,
         report: Callable[[Progress], None] = lambda progress: None,
         say: Callable[[str], None] = lambda sentence: None,
-        patient: bool = False,
+        reset_patience: bool = False,
     ):
         if not settings.bounded:
             raise UserError("a run needs an end: give steps, minutes or epochs")
         if settings.average and run is None:
             raise UserError("train.average is over checkpoints, so it needs a run folder")
         self.learner, self.settings = Learner(model, objective, feed, settings), settings
-        self.run, self.evaluate, self.report, self.say, self.patient = run, evaluate, report, say, patient
-        if settings.precision == "bfloat16" and not self.learner.casts:
+        self.run, self.evaluate, self.report, self.say, self.reset_patience = run, evaluate, report, say, reset_patience
+        if settings.precision == "bfloat16" and not self.learner.uses_bfloat16:
             say(f"{self.learner.device.type} has no bfloat16, so this is float32")
         self.stop = Stop()
         self.journal: Journal | None = None
@@ -85,9 +86,9 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.waited = 0  # evaluations since the metric last improved
         self.pending = False  # an evaluation was due and could not be finished
-        self.setbacks = 0
-        self._before, self._begun, self._saved = 0.0, time.perf_counter(), time.perf_counter()
-        self._looked = (0.0, 0.0)  # when the last evaluation ended, and how long it took
+        self.rollbacks = 0
+        self._elapsed_before, self._started_at, self._saved_at = 0.0, time.perf_counter(), time.perf_counter()
+        self._last_evaluation = (0.0, 0.0)  # when it ended, and how many seconds it took
 
     @property
     def model(self) -> Model:
@@ -99,37 +100,37 @@ class Trainer:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of the run so far, over all resumptions."""
-        return self._before + time.perf_counter() - self._begun
+        """Return the seconds of the run so far, over all resumptions."""
+        return self._elapsed_before + time.perf_counter() - self._started_at
 
     @property
     def progress(self) -> float:
-        """From 0 to 1 at the end, by whichever bound is nearest."""
+        """Return how far the run is, from 0 to 1 at the end, by whichever bound is nearest."""
         s = self.settings
         bounds = ((self.step, s.steps), (self.elapsed, 60 * s.minutes), (self.learner.epoch, s.epochs))
         return max(now / end for now, end in bounds if end)
 
     @property
     def finished(self) -> bool:
-        return self.progress >= 1 or self._gave_up
+        return self.progress >= 1 or self._out_of_patience
 
     @property
-    def _gave_up(self) -> bool:
+    def _out_of_patience(self) -> bool:
         return bool(self.settings.patience) and self.waited >= self.settings.patience
 
     def train(self) -> dict[str, float]:
-        """Until the end. The metrics of the model that it ends with. When asked to stop, KeyboardInterrupt comes once
-        all is saved."""
-        with checkpoint.alone(self.run) if self.run else nullcontext(), self.stop.listening():
+        """Train to the end and return the metrics of the final model. After a signal, save and raise
+        KeyboardInterrupt."""
+        with checkpoint.locked(self.run) if self.run else nullcontext(), self.stop.catch_signals():
             try:
                 self._resume()
                 over = self.finished
                 if self.pending:
-                    self._keep(due=True, save=over or self._divides(self.settings.save_steps, True))
-                    over = over or self._gave_up
-                while not over and not self.stop.asked:
-                    over = self._round()
-                if self.pending or (self.stop.asked and not over):
+                    self._evaluate_and_save(due=True, save=over or self._is_due(self.settings.save_steps, True))
+                    over = over or self._out_of_patience
+                while not over and not self.stop.requested:
+                    over = self._step()
+                if self.pending or (self.stop.requested and not over):
                     self._pause()
                 self._finish()
             except HelperLost as error:
@@ -140,77 +141,82 @@ class Trainer:
                 ) from None
             finally:
                 if self.journal:
-                    self.journal.drop()
+                    self.journal.close()
         return self.metrics
 
-    def _round(self) -> bool:
-        """One step and what comes after it. Whether it was the last."""
-        part = int(PARTS * self.progress)
-        if not self.learner.advance(self._rate):
-            self._go_back(f"the loss was not finite at step {self.step + 1}")
+    def _step(self) -> bool:
+        """Take one step, with the evaluation and the checkpoint that are due after it. Return whether it was the
+        last."""
+        part = int(DEFAULT_EVALUATIONS * self.progress)
+        if not self.learner.advance(self._learning_rate):
+            self._roll_back(f"the loss was not finite at step {self.step + 1}")
             return False
         if self.run is None:
-            self.setbacks = 0
+            self.rollbacks = 0
         progress = self.progress
         over = progress >= 1
-        due = over or self._divides(self.settings.eval_steps, int(PARTS * progress) > part and self._affordable)
-        save = over or self._divides(self.settings.save_steps, due)
-        self._tell()
+        due = over or self._is_due(
+            self.settings.eval_steps, int(DEFAULT_EVALUATIONS * progress) > part and self._can_afford_evaluation
+        )
+        save = over or self._is_due(self.settings.save_steps, due)
+        self._log_step()
         if (due or save) and not self.learner.all_finite():
-            self._go_back(f"the weights were not finite after step {self.step}")
+            self._roll_back(f"the weights were not finite after step {self.step}")
             return False
-        self._keep(due, save)
-        if due and not self.pending and self.progress >= 1:  # if not before, the evaluation took what time was left
+        self._evaluate_and_save(due, save)
+        if due and not self.pending and self.progress >= 1:  # where the evaluation took the rest of the time
             over = True
             self.save()
         self.report(self._progress())
-        return over or self._gave_up
+        return over or self._out_of_patience
 
     @property
-    def _affordable(self) -> bool:
-        """Of a run that is bounded by the clock alone, little time goes into evaluations."""
-        s, (ended, taken) = self.settings, self._looked
-        return bool(s.steps or s.epochs) or time.perf_counter() - ended >= SHARE * taken
+    def _can_afford_evaluation(self) -> bool:
+        """Return whether an evaluation may begin: in a run that is bounded by minutes alone, evaluations take little of
+        the time."""
+        s, (ended, taken) = self.settings, self._last_evaluation
+        return bool(s.steps or s.epochs) or time.perf_counter() - ended >= MIN_TRAIN_TO_EVAL_RATIO * taken
 
-    def _divides(self, every: int, otherwise: bool) -> bool:
+    def _is_due(self, every: int, otherwise: bool) -> bool:
         return self.step % every == 0 if every else otherwise
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         s = self.settings
         return s.lr * schedule.factor(s.schedule, self.step, s.warmup, self.progress, s.min_lr_ratio)
 
-    def _tell(self) -> None:
+    def _log_step(self) -> None:
         now = self.learner
         if self.journal:
-            told = {"epoch": now.epoch, "loss": now.loss, "lr": now.lr, "tokens_per_second": now.speed}
-            self.journal.step(now.step, **told, seconds=self.elapsed)
+            values = {"epoch": now.epoch, "loss": now.loss, "lr": now.lr, "tokens_per_second": now.speed}
+            self.journal.step(now.step, **values, seconds=self.elapsed)
 
     def _progress(self) -> Progress:
         now, done = self.learner, min(self.progress, 1.0)
         left = self.elapsed * (1 - done) / done if done else None
         return Progress(now.step, now.epoch, now.loss, now.lr, now.speed, self.elapsed, left, done, self.metrics)
 
-    def _keep(self, due: bool, save: bool) -> None:
-        """due: evaluate; save: keep a checkpoint."""
+    def _evaluate_and_save(self, due: bool, save: bool) -> None:
+        """Evaluate where that is due, and save a checkpoint where one is asked for, the model is the best so far, or
+        the last checkpoint is too old."""
         better = due and self._evaluate()
-        late = time.perf_counter() - self._saved > RESCUE
+        late = time.perf_counter() - self._saved_at > MAX_UNSAVED_SECONDS
         if not self.pending and (save or better or late):
             self.save(due=save)
 
     def _evaluate(self) -> bool:
-        """Return whether this model is the best so far: the one with the better metric; of several with an equal
-        metric the one with the lowest loss; of several with an equal loss, too, the latest.
+        """Evaluate the model and return whether it is the best so far: by the metric, at an equal metric by the lowest
+        loss, and at an equal loss by the latest step.
 
-        Patience counts evaluations in which the metric did not improve. A lower loss at an equal metric is kept, but
-        does not reset it: who says `--metric exact --patience 5` wants to stop when exact match stands still."""
+        Patience counts evaluations in which the metric did not improve. A lower loss at an equal metric makes a new
+        best model but does not reset patience: `--metric exact --patience 5` stops when exact match stands still."""
         if self.evaluate is None:
             return False
         begun = time.perf_counter()
         try:
-            with self.learner.eval_mode(), self.stop.breakable():
+            with self.learner.eval_mode(), self.stop.interruptible():
                 found = self.evaluate(self.model)
             self.pending = False
-            self._looked = (time.perf_counter(), time.perf_counter() - begun)
+            self._last_evaluation = (time.perf_counter(), time.perf_counter() - begun)
         except Stopped:
             self.pending = True
             return False
@@ -233,74 +239,74 @@ class Trainer:
         return self.run / "checkpoints"
 
     def save(self, due: bool = True) -> None:
-        """A checkpoint of this moment, unless there is one. due: not out of turn."""
+        """Save a checkpoint of this step, unless there is one. due: a regular checkpoint, not an extra one."""
         if self.journal is None:
             return
-        there = checkpoint.at(self.folder, self.step)
+        there = checkpoint.find_step(self.folder, self.step)
         if there is not None and not (due and checkpoint.is_extra(there)):
             return
         self.journal.flush()
-        with self.learner.ema.inside():  # so that model.safetensors is what was evaluated
+        with self.learner.ema.swapped_in():  # so that model.safetensors is what was evaluated
             tensors, numbers = self.learner.state()
             numbers |= {"elapsed": self.elapsed, "pending": self.pending}
             numbers |= {"best": self.best, "waited": self.waited, "metrics": self.metrics}
             checkpoint.write(self.folder, self.step, self.model, tensors, numbers, due)
-        best = checkpoint.at(self.folder, self.best["step"]) if self.best else None
+        best = checkpoint.find_step(self.folder, self.best["step"]) if self.best else None
         checkpoint.prune(self.folder, max(self.settings.keep_checkpoints, self.settings.average), best)
-        self._saved = time.perf_counter()
+        self._saved_at = time.perf_counter()
         if due:
-            self.setbacks = 0
+            self.rollbacks = 0
 
     def _resume(self) -> None:
-        self._begun = self._saved = time.perf_counter()
+        self._started_at = self._saved_at = time.perf_counter()
         if self.run is None:
             return
         path, numbers, complaints = checkpoint.newest(self.folder)
         if path is None and complaints:
-            raise UserError(f"{complaints[0]}, and no other in {short(self.folder)} is whole: begin a new run")
+            raise UserError(f"{complaints[0]}, and no other in {short(self.folder)} is intact: begin a new run")
         if path is None:
             self.journal = Journal(self.run, 0)
             return self.save()
-        for sentence, damaged in zip(complaints, reversed(checkpoint.after(self.folder, path)), strict=True):
+        for sentence, damaged in zip(complaints, reversed(checkpoint.newer_than(self.folder, path)), strict=True):
             self.say(f"{sentence}; it is set aside")
             checkpoint.set_aside(damaged)
         self._restore(path, numbers)
-        with _whole(path):
+        with _must_fit(path):
             self.learner.seek(numbers["epoch"], numbers["taken"])
-            self._before, self.pending = numbers["elapsed"], numbers["pending"]
-        self.waited = 0 if self.patient else self.waited
+            self._elapsed_before, self.pending = numbers["elapsed"], numbers["pending"]
+        self.waited = 0 if self.reset_patience else self.waited
         self.journal = Journal(self.run, self.step)
         if self.step:
             self.say(f"going on from step {self.step}")
 
     def _restore(self, path: Path, numbers: dict[str, Any]) -> None:
-        """All but the place in the data and the time."""
-        with _whole(path):
+        """Restore all state but the position in the data and the elapsed time."""
+        with _must_fit(path):
             self.learner.restore(checkpoint.read(path, self.model), numbers)
             self.best, self.waited, self.metrics = (numbers[name] for name in ("best", "waited", "metrics"))
 
-    def _go_back(self, what: str) -> None:
-        """Something is not finite: back to the last checkpoint that was due, and on with the data that comes next. Not
-        to one out of turn, so that a run that was stopped or killed as well goes the same way."""
-        self.setbacks += 1
-        if self.setbacks > SETBACKS:
+    def _roll_back(self, what: str) -> None:
+        """After a loss or weight that is not finite, return to the last regular checkpoint and continue with the data
+        that comes next. Extra checkpoints are not used, so that a run that was also interrupted does the same."""
+        self.rollbacks += 1
+        if self.rollbacks > MAX_ROLLBACKS:
             raise UserError(
-                f"{what}, and {SETBACKS} attempts before ended like this: lower train.lr or train.max_grad_norm, or "
-                "look for what is strange in the data"
+                f"{what}, as in {MAX_ROLLBACKS} attempts before: lower train.lr or train.max_grad_norm, or look for "
+                "unusual examples in the data"
             )
         if self.journal is None:
             if not self.learner.all_finite():
                 raise UserError(
                     f"{what}, and there is no run folder to go back to: lower train.lr or train.max_grad_norm"
                 )
-            return self.say(f"{what}: that batch is left out")
-        path, numbers, _ = checkpoint.newest(self.folder, due=True)
+            return self.say(f"{what}: that batch is skipped")
+        path, numbers, _ = checkpoint.newest(self.folder, scheduled=True)
         if path is None:
             raise UserError(f"{what}, and there is no checkpoint to go back to")
-        for later in checkpoint.after(self.folder, path):
+        for later in checkpoint.newer_than(self.folder, path):
             checkpoint.remove(later)
         self._restore(path, numbers)
-        self.journal.drop()
+        self.journal.close()
         self.journal = Journal(self.journal.run, self.step)
         self.say(f"{what}: back to step {self.step}, without the batches that led there")
 
@@ -311,12 +317,14 @@ class Trainer:
         raise KeyboardInterrupt
 
     def _finish(self) -> None:
-        """The model becomes what the run is for: the mean of the last checkpoints, the best one, or the last."""
+        """Load the final weights into the model: the mean of the last checkpoints, the best one, or the last one."""
         if self.journal is None:
             return self.learner.ema.swap()
         best = self.best["step"] if self.best else None
-        paths = checkpoint.chosen(self.folder, self.settings.average, best, self.say)
-        final = checkpoint.finish(self.journal.run, mean([path / checkpoint.MODEL for path in paths]))
+        paths = checkpoint.final_checkpoints(self.folder, self.settings.average, best, self.say)
+        final = checkpoint.save_final(
+            self.journal.run, average_checkpoints([path / checkpoint.MODEL for path in paths])
+        )
         load_model(self.model, str(final))
         if self.best and self.evaluate:
             step, found = self.best["step"], self.best["metrics"]
@@ -330,8 +338,8 @@ class Trainer:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Refuse a checkpoint that lacks what is asked of it inside."""
+def _must_fit(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint that lacks an entry which is read inside the `with` block."""
     try:
         yield
     except KeyError as error:
@@ -339,7 +347,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _rank(metric: str, found: dict[str, float]) -> tuple[float, float]:
-    """Return what evaluations are compared by, the higher the better: the metric, then the negative loss."""
+    """Return the key by which evaluations are compared, the higher the better: the metric, then the negative loss."""
 
     def value(name: str) -> float:
         one = found.get(name, math.nan)

@@ -1,6 +1,8 @@
-"""What a run begins with: a recipe, or the model of another run, with the head that a new task needs in either.
+"""Make the recipe of a new run: from a named recipe, or from another run that is fine-tuned, with a head for a new
+task.
 
-From another run come the model but for its head, its weights and its tokenizer. Devlin et al. 2019, arXiv:1810.04805.
+Fine-tuning takes over the model except for its head, the weights and the tokenizer. Devlin et al. 2019,
+arXiv:1810.04805.
 """
 
 from __future__ import annotations
@@ -19,32 +21,32 @@ from regard.core import Model, UserError
 from regard.errors import in_one_line, nearest, short
 from regard.files import recipe as recipes
 from regard.runs import checkpoint
-from regard.runs.folder import about
+from regard.runs.folder import read_run_json
 from regard.runs.job import Job
 
-TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # and the head that answers
-# What is kept of the [train] of the run before.
-KEPT = ("batch_tokens", "batch_size", "context_length", "label_smoothing", "precision", "gradient_checkpointing")
-FINE = {  # the rest of it, where nothing else is said: what is known should not be forgotten
+TASKS = {"classify": "classify", "match": "classify", "tag": "tag"}  # task -> part of its head
+# The [train] settings that fine-tuning takes over from the original run.
+INHERITED = ("batch_tokens", "batch_size", "context_length", "label_smoothing", "precision", "gradient_checkpointing")
+FINE_TUNING = {  # defaults of the other [train] settings, careful not to forget what was learned
     "optimizer": "adamw", "lr": 5e-5, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "schedule": "linear",
     "warmup": 50,
 }  # fmt: skip
-SMALL_MAPS = {"lr": 5e-4}  # LoRA begins from nothing, and wants more
+LORA = {"lr": 5e-4}  # LoRA matrices begin at zero and need a higher learning rate
 HEAD = "head.*"
 
 
 def recipe_of(job: Job) -> recipes.Recipe:
-    """The recipe of a new run, its overrides applied; what does not fit is refused."""
+    """Return the recipe of a new run with its overrides applied."""
     check_task(job.task)
     if job.origin is None:
         if job.lora:
-            raise UserError("LoRA adds small maps to a trained model: name one with --from")
-        made, name = recipes.load(job.recipe, job.size), recipes.called(job.recipe)
+            raise UserError("LoRA adds small matrices to a trained model: name one with --from")
+        made, name = recipes.load(job.recipe, job.size), recipes.display_name(job.recipe)
     else:
         made, name = _from_run(job, Path(job.origin)), short(job.origin)
     try:
         if job.task is not None:
-            give_task(made, job.task, _family(job))
+            set_task(made, job.task, _family(job))
         if job.lora:
             _add_lora(made, job.lora, job.task is not None)
         for text in job.overrides:
@@ -55,57 +57,58 @@ def recipe_of(job: Job) -> recipes.Recipe:
 
 
 def check_task(task: str | None) -> None:
-    """Refuse a --task that nobody knows."""
+    """Refuse an unknown --task."""
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task '{task}'{nearest(task, TASKS)}")
 
 
-def given(job: Job, recipe: recipes.Recipe) -> set[str]:
-    """Return the settings that were said, such as train.lr, and that nothing is chosen for: overrides, and all that
-    stands in the user's own recipe file. The [train] of a recipe of regard's counts, too, but not for a task and a run
-    that it does not know of; a run that goes on with its own task cuts its examples as before.
+def given_settings(job: Job, recipe: recipes.Recipe) -> set[str]:
+    """Return the keys, such as train.lr, that automatic.py must not choose.
+
+    These are the overrides and all entries of the user's own recipe file; the [train] of a built-in recipe, except when
+    a run is fine-tuned for a new task; and, where fine-tuning keeps the task, the INHERITED settings.
 
     recipe: as `recipe_of` returns it.
     """
-    said = {text.partition("=")[0].strip() for text in job.overrides}
+    given = {text.partition("=")[0].strip() for text in job.overrides}
     if job.recipe:
         named = recipes.load(job.recipe, job.size)
         sections = ["train"] if not (job.origin and job.task) else []
         if not recipes.is_built_in(job.recipe):
             sections = ["model", "train"]
-        said |= {f"{section}.{key}" for section in sections for key in named.get(section, {})}
+        given |= {f"{section}.{key}" for section in sections for key in named.get(section, {})}
     if job.origin and not job.task:
-        said |= {f"train.{key}" for key in KEPT if key in recipe.get("train", {})}
-    return said
+        given |= {f"train.{key}" for key in INHERITED if key in recipe.get("train", {})}
+    return given
 
 
 def _from_run(job: Job, folder: Path) -> recipes.Recipe:
     if not folder.is_dir():
         raise UserError(f"there is no run folder '{short(folder)}' to begin from")
-    told = about(folder)
+    run_info = read_run_json(folder)
     names = ("size", "tokenizer", "vocab", "lowercase")
     for given, what in ((getattr(job, name), f"--{name}") for name in names):
         if given not in (None, False):
             raise UserError(f"--from {short(folder)} brings its model and its tokenizer: leave out {what}")
-    if told.get("tokenizers") == [] or not any(folder.glob("*tokenizer.json")):
+    if run_info.get("tokenizers") == [] or not any(folder.glob("*tokenizer.json")):
         raise UserError(f"{short(folder)} has no tokenizer, so it cannot learn from texts")
-    weights_of(folder)
+    weights_file(folder)
     made = recipes.load(folder / "recipe.toml")
     before = made.get("train", {})
-    made["train"] = {key: before[key] for key in KEPT if key in before} | FINE | (SMALL_MAPS if job.lora else {})
+    made["train"] = {key: before[key] for key in INHERITED if key in before} | FINE_TUNING | (LORA if job.lora else {})
     if job.recipe:
         named = recipes.load(job.recipe)
-        if _build(named) != _build(made):
+        if _architecture(named) != _architecture(made):
             raise UserError(
-                f"{short(folder)} holds another model than '{recipes.called(job.recipe)}' describes: leave out the "
-                "recipe, which the run has itself"
+                f"{short(folder)} holds another model than '{recipes.display_name(job.recipe)}' describes: leave out "
+                "the recipe, which the run has itself"
             )
         made["train"] |= named.get("train", {})
     return made
 
 
-def _build(recipe: recipes.Recipe) -> Any:
-    """What a model is made of, whatever its sizes: its kind, and the parts of its layers."""
+def _architecture(recipe: recipes.Recipe) -> Any:
+    """Return what a model is made of apart from sizes: its kind, and the parts of its layers."""
     model = recipe["model"]
     layers = [table.get("layer", []) for table in (model, model.get("encoder", {}), model.get("decoder", {}))]
     branches = [
@@ -117,20 +120,21 @@ def _build(recipe: recipes.Recipe) -> Any:
 
 
 def _family(job: Job) -> Family | None:
-    """Of models that others know, too: what they expect a head to be."""
+    """Return the Hugging Face family of the model, which knows the usual head of a task; None: there is none."""
     if job.origin is None:
         return next((one for one in every_family().values() if one.recipe_name == job.recipe), None)
-    return every_family().get((about(Path(job.origin)).get("origin") or {}).get("family", ""))
+    return every_family().get((read_run_json(Path(job.origin)).get("origin") or {}).get("family", ""))
 
 
-def give_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -> None:
-    """The task's objective, and its head instead of what was there; one of the same kind keeps its arguments."""
+def set_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -> None:
+    """Replace the head and the objective of a recipe by those of a task. A head of the same part keeps its
+    arguments."""
     model = recipe["model"]
     kind = model.get("kind")
     if kind == "encoder-decoder":
         raise UserError(f"the task '{task}' is for an encoder or a decoder, and this model is an encoder-decoder")
     if task == "tag" and kind != "encoder":
-        raise UserError("to tag a word, both sides of it should be seen: this needs an encoder, and not a decoder")
+        raise UserError("tagging needs an encoder, which sees both sides of a word, and this model is a decoder")
     before = model.get("head", {})
     before = {"part": before} if isinstance(before, str) else before
     head: dict[str, Any] = {"part": TASKS[task], "dropout": model.get("dropout", 0.0)}
@@ -154,13 +158,13 @@ def give_task(recipe: recipes.Recipe, task: str, family: Family | None = None) -
 def _add_lora(recipe: recipes.Recipe, rank: int, new_head: bool) -> None:
     passes = recipe["model"].setdefault("passes", [])
     if any(one == "lora" or (isinstance(one, dict) and one.get("part") == "lora") for one in passes):
-        raise UserError("this run has small maps of LoRA already: merge them first (regard merge), or leave out --lora")
+        raise UserError("this run has LoRA matrices already: merge them first (regard merge), or leave out --lora")
     passes.append({"part": "lora", "rank": rank, "alpha": 2.0 * rank} | ({"learn": [HEAD]} if new_head else {}))
 
 
-def weights_of(folder: Path) -> Path:
-    """The file with a run's weights: the final ones, or those of its newest checkpoint."""
-    final = checkpoint.finished(folder)
+def weights_file(folder: Path) -> Path:
+    """Return the file with a run's weights: the final ones, or those of its newest checkpoint."""
+    final = checkpoint.final_weights(folder)
     if final is not None:
         return final
     newest = checkpoint.newest(folder / "checkpoints").path
@@ -169,37 +173,36 @@ def weights_of(folder: Path) -> Path:
     return newest / checkpoint.MODEL
 
 
-def fill(model: Model, folder: Path, new: Sequence[str]) -> None:
-    """The weights of a run, read one at a time, into a model. new: names of those that begin afresh, with * for
-    anything."""
-    path = weights_of(folder)
+def load_weights(model: Model, folder: Path, new: Sequence[str]) -> None:
+    """Load the weights of a run into a model, one tensor at a time. new: patterns of the names that are not loaded."""
+    path = weights_file(folder)
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
 
-    def afresh(name: str) -> bool:
+    def is_new(name: str) -> bool:
         return any(fnmatch(name, pattern) for pattern in new)
 
     try:
         with safe_open(str(path), "pt") as file, torch.no_grad():
-            left = {name for name in file.keys() if not afresh(name)}  # noqa: SIM118
+            left = {name for name in file.keys() if not is_new(name)}  # noqa: SIM118
             for key, mine in names.items():
                 found = next((name for name in mine if name in left), None)
                 if found is not None:
-                    _same_shape(folder, found, file.get_slice(found).get_shape(), tensors[key])
+                    _check_shape(folder, found, file.get_slice(found).get_shape(), tensors[key])
                     tensors[key].copy_(file.get_tensor(found))
                     left -= set(mine)
-                elif not all(map(afresh, mine)):
+                elif not all(map(is_new, mine)):
                     raise UserError(f"{short(folder)} has no '{mine[0]}', which this model has")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{short(path)} cannot be read: {in_one_line(error)}") from None
     if left:
-        raise UserError(f"{short(folder)} has '{min(left)}', which this model has not")
+        raise UserError(f"{short(folder)} has '{min(left)}', which this model does not have")
 
 
-def _same_shape(folder: Path, name: str, found: Sequence[int], tensor: Tensor) -> None:
+def _check_shape(folder: Path, name: str, found: Sequence[int], tensor: Tensor) -> None:
     if tuple(found) != tuple(tensor.shape):
         raise UserError(
             f"{name} is {tuple(found)} in {short(folder)} and {tuple(tensor.shape)} here: the models differ"

@@ -1,28 +1,29 @@
-"""How the learning rate moves: a factor of the peak, from the step and from how far the run has come."""
+"""Learning rate schedules: the factor of the peak learning rate at a step and a share of the run."""
 
 import math
 
-MOST_WARMUP = 0.5  # of a run
+MAX_WARMUP_SHARE = 0.5  # of a run
 
 
 def factor(kind: str, step: int, warmup: int, progress: float, floor: float = 0.0) -> float:
-    """Of the peak, for `step` counted from 1. `progress` in 0..1 is the share of the run that is over.
+    """Return the factor of the peak learning rate. `step` counts from 1; `progress` in 0..1 is the share of the run
+    that is over.
 
-    inverse_sqrt    min(step / warmup, sqrt(warmup / step)): Vaswani et al. 2017, with the peak given instead of the
-                    width, which there makes it 1 / sqrt(width warmup)
-    cosine, linear  linear warm-up, then from the peak down to `floor` at the end of the run
-    constant        linear warm-up, then flat
+    inverse_sqrt    min(step / warmup, sqrt(warmup / step)): Vaswani et al. 2017, where the peak is
+                    1 / sqrt(width warmup); here it is given
+    cosine, linear  linear warmup, then down to `floor` at the end of the run
+    constant        linear warmup, then constant
 
-    A warm-up takes half of the run at the most.
+    Warmup takes at most half of the run.
     """
     progress = min(progress, 1.0)
-    if step < warmup and progress < MOST_WARMUP:
-        return max(step / warmup, progress / MOST_WARMUP)
+    if step < warmup and progress < MAX_WARMUP_SHARE:
+        return max(step / warmup, progress / MAX_WARMUP_SHARE)
     if kind == "inverse_sqrt":
         return math.sqrt(min(max(warmup, 1) / step, 1.0))
     if kind == "constant":
         return 1.0
-    warm = min(progress * warmup / step, MOST_WARMUP)  # the share of the run that the warm-up took
+    warm = min(progress * warmup / step, MAX_WARMUP_SHARE)  # the share of the run that the warm-up took
     after = min((progress - warm) / (1 - warm), 1.0)
     shape = 0.5 * (1 + math.cos(math.pi * after)) if kind == "cosine" else 1 - after
     return floor + (1 - floor) * shape

@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill: the first asks to stop when it can be done without a loss, the second stops at once."""
+"""Stop on signals: the first Ctrl-C, SIGTERM or SIGHUP asks to stop once all is saved, the second stops at once."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """Raised inside `breakable`."""
+    """Raised inside `Stop.interruptible` by a signal."""
 
 
 class Stop:
-    """asked: whether to stop."""
+    """Records whether a signal asked to stop, in `requested`."""
 
     def __init__(self) -> None:
-        self.asked = self._breakable = False
+        self.requested = self._interruptible = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Signals that were ignored before stay ignored; outside the main thread none can be caught."""
-        self.asked = False
+    def catch_signals(self) -> Iterator[None]:
+        """Catch signals inside the `with` block. Ignored signals stay ignored; outside the main thread none can be
+        caught."""
+        self.requested = False
         old: dict[signal.Signals, Any] = {}
         try:
             for which in SIGNALS:
                 if signal.getsignal(which) != signal.SIG_IGN:
-                    old[which] = signal.signal(which, self._ask)
+                    old[which] = signal.signal(which, self._on_signal)
         except ValueError:
             pass
         try:
@@ -38,19 +39,19 @@ class Stop:
                 signal.signal(which, handler)
 
     @contextmanager
-    def breakable(self) -> Iterator[None]:
-        """Something long that may be broken off and done again later: the first signal raises Stopped in it."""
-        if self.asked:
+    def interruptible(self) -> Iterator[None]:
+        """Let the first signal raise Stopped inside the `with` block, for long work that can be repeated later."""
+        if self.requested:
             raise Stopped
-        self._breakable = True
+        self._interruptible = True
         try:
             yield
         finally:
-            self._breakable = False
+            self._interruptible = False
 
-    def _ask(self, *_: Any) -> None:
-        if self.asked:
+    def _on_signal(self, *_: Any) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
-        if self._breakable:
+        self.requested = True
+        if self._interruptible:
             raise Stopped

@@ -1,9 +1,9 @@
-"""More processes that learn from a share of each batch, on a CPU: two cores that work on half a batch each get
-further than two that share every small product.
+"""Data-parallel training on a CPU: worker processes compute gradients of their shares of each batch. Two cores with
+half a batch each are faster than two that share every small matrix product.
 
-They are forks of this one. Weights lie in memory that all of them see, and gradients in memory that this one sees, so
-that nothing but tokens is sent. What each draws at random depends on a seed that comes with its share: the same steps
-follow from the same state.
+Workers are forks of this process. Weights are in memory shared with all of them, and a worker's gradients in memory
+shared with this process, so that only tokens are sent. Each share comes with a random seed, so that the same state
+leads to the same steps.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ from regard.native.malloc import give_back_memory
 
 from .gradients import Gradients
 
-Learn = Callable[[Sequence[Batch], int], list[Tensor]]  # parts of a step over so many tokens -> sums of -log p
+Learn = Callable[[Sequence[Batch], int], list[Tensor]]  # micro-batches, target tokens of the step -> sums of -log p
 
 
 class Workers:
-    """learn: what each process does with its share. many: processes besides this one."""
+    """Worker processes besides this one.
 
-    def __init__(self, learn: Learn, gradients: Gradients, many: int):
+    learn: adds the gradients of a share of a step.
+    count: number of processes.
+    """
+
+    def __init__(self, learn: Learn, gradients: Gradients, count: int):
         self.gradients = gradients
         for parameter in gradients.parameters:
             parameter.data = _shared(parameter.data)
-        gradients.begin()  # which knows them by where they lie
+        gradients.zero()  # which finds parameters by their addresses
         give_back_memory()
         gc.collect()
-        gc.freeze()  # what is there now stays, and is not looked through again and again, here and in the others
+        gc.freeze()  # existing objects stay: scanning them in every process would copy their pages
         self._workers: list[_Worker] = []
-        for _ in range(many):
+        for _ in range(count):
             self._workers.append(_Worker(learn, gradients, self._workers))
         atexit.register(_close, weakref.ref(self))  # before multiprocessing waits for them
 
     def close(self) -> None:
-        """All of them end, whatever they are doing."""
+        """End all worker processes, whatever they are doing."""
         for worker in self._workers:
             worker.close()
         gc.unfreeze()
@@ -54,26 +58,26 @@ class Workers:
         return len(self._workers)
 
     def scatter(self, shares: Sequence[Sequence[Batch]], count: int) -> None:
-        """A share for each, of a step over `count` tokens; what they draw follows from torch's generator."""
+        """Send each worker its share of a step over `count` target tokens, and a seed from torch's generator."""
         seeds = torch.randint(1 << 62, (len(self),)).tolist()
         with self._all_or_none():
             for worker, share, seed in zip(self._workers, shares, seeds, strict=True):
                 worker.send(_plain(share), count, seed)
 
     def gather(self) -> list[float]:
-        """When all are done: their gradients are added to those that are here. The sums of -log p."""
+        """Wait for all workers, add their gradients to those of this process, and return their sums of -log p."""
         sums = []
         with self._all_or_none():
             for worker in self._workers:
-                nll, made = worker.recv()
+                nll, used = worker.recv()
                 sums.append(nll)
-                for index in made:
-                    self.gradients.add(index, worker.made[index])
+                for index in used:
+                    self.gradients.add(index, worker.buffers[index])
         return sums
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """When one is lost, the others end as well: nobody will ask for their answers."""
+        """When one worker is lost, end the others as well: their answers would never be read."""
         try:
             yield
         except HelperLost:
@@ -81,39 +85,39 @@ class Workers:
             raise
 
 
-def _close(known: weakref.ref[Workers]) -> None:
-    workers = known()
+def _close(reference: weakref.ref[Workers]) -> None:
+    workers = reference()
     if workers is not None:
         workers.close()
 
 
 class _Worker(Fork):
-    """Tells the sum of -log p, and the numbers of those that have a gradient now."""
+    """Answers with the sum of -log p, and the indices of the parameters that received a gradient."""
 
     def __init__(self, learn: Learn, gradients: Gradients, others: Sequence[Fork]):
-        self.made = [_shared(room) for room in gradients.rooms]
+        self.buffers = [_shared(buffer) for buffer in gradients.buffers]
 
         def answer(share: list[tuple], count: int, seed: int) -> tuple[float, list[int]]:
             torch.manual_seed(seed)
-            gradients.rooms = self.made  # in this process alone
-            gradients.begin()
+            gradients.buffers = self.buffers  # in the worker process alone
+            gradients.zero()
             nll = sum(float(one) for one in learn([_batch(one) for one in share], count))
-            return nll, sorted(gradients.made)
+            return nll, sorted(gradients.used)
 
         super().__init__(answer, others, "training")
 
 
 def _shared(tensor: Tensor) -> Tensor:
-    """The same numbers in memory that forks of this process see as well."""
+    """Return a copy in memory that forks of this process share."""
     if not tensor.numel():
         return tensor
-    held = mmap.mmap(-1, tensor.nbytes)
-    new = torch.frombuffer(held, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+    memory = mmap.mmap(-1, tensor.nbytes)
+    new = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
     return new.copy_(tensor)
 
 
 def _plain(share: Sequence[Batch]) -> list[tuple]:
-    """Without torch's own way of sending tensors, which takes a file for each."""
+    """Return batches with NumPy arrays for tensors, since torch sends each tensor through a file of its own."""
     return [tuple(field.numpy() if isinstance(field, Tensor) else field for field in one) for one in share]
 
 

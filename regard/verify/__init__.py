@@ -1,4 +1,5 @@
-"""What holds: the laws on anything built, the originals' numbers, and reports of both. Nothing here prints."""
+"""Verification: the laws on any module, parity with original implementations, and reports of both. Nothing here
+prints."""
 
 from .laws import Finding, check
 

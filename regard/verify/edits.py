@@ -1,5 +1,5 @@
-"""The law `edited`: whatever is done to the modules and weights of a model, before it decodes or in the midst of it,
-counts at once, on every path. Each edit is something that users of PyTorch do to a model.
+"""The law `edited`: a change to the modules or weights of a model, before or during decoding, takes effect immediately
+on every path. Each edit is something that users of PyTorch do to a model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from . import laws
 from .laws import Finding, Subject
 
 Edit = Callable[[Model], object]
-MANY_ROWS = FEW_ROWS + 2  # more than those for which linear maps have a way of their own
+MANY_ROWS = FEW_ROWS + 2  # more than the fast path of linear layers takes
 
 
-def linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """The linear maps of a model, each with its parent and its name there."""
+def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return the linear layers of a model, each with its parent and its name there."""
     return [
         (parent, name, child)
         for parent in model.modules()
@@ -35,23 +35,23 @@ def linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 
 def replace_linear(model: Model) -> None:
-    for parent, name, old in linears(model):
+    for parent, name, old in linear_layers(model):
         new = nn.Linear(old.in_features, old.out_features, old.bias is not None).to(old.weight)
         setattr(parent, name, new)
 
 
 def assign_parameter(model: Model) -> None:
-    for _, _, linear in linears(model):
+    for _, _, linear in linear_layers(model):
         linear.weight = nn.Parameter(linear.weight.detach() * 1.5)
         if linear.bias is not None:
             linear.bias = nn.Parameter(torch.randn_like(linear.bias))
 
 
 def set_strided_data(model: Model) -> None:
-    """Biases, weights of norms and weights of maps whose numbers do not lie side by side."""
+    """Make all parameters non-contiguous."""
     for parameter in model.parameters():
-        wide = torch.randn(*parameter.shape, 2, dtype=parameter.dtype) * 0.1
-        parameter.data = wide[..., 0]
+        pairs = torch.randn(*parameter.shape, 2, dtype=parameter.dtype) * 0.1
+        parameter.data = pairs[..., 0]
 
 
 def change_in_place(model: Model) -> None:
@@ -61,23 +61,23 @@ def change_in_place(model: Model) -> None:
 
 
 def change_data(model: Model) -> None:
-    """Without a version that tells of it."""
+    """Assign `.data`, which does not bump the version counter."""
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
 
 
 def prune_weights(model: Model) -> None:
-    for _, _, linear in linears(model):
+    for _, _, linear in linear_layers(model):
         prune.random_unstructured(linear, "weight", 0.5)
 
 
 def normalize_weights(model: Model) -> None:
-    """The older weight norm, which works by a hook."""
+    """Apply the old weight norm, which works by a hook."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        for _, _, linear in linears(model):
+        for _, _, linear in linear_layers(model):
             with torch.no_grad():
-                linear.weight.add_(0.01)  # a row of zeros has no direction
+                linear.weight.add_(0.01)  # a row of zeros cannot be normalized
             nn.utils.weight_norm(linear)  # type: ignore[attr-defined]
             with torch.no_grad():
                 linear.weight_g.mul_(1.3)  # type: ignore[union-attr, operator]
@@ -89,7 +89,7 @@ class Doubled(nn.Module):
 
 
 def parametrize_weights(model: Model) -> None:
-    for _, _, linear in linears(model):
+    for _, _, linear in linear_layers(model):
         parametrize.register_parametrization(linear, "weight", Doubled())
 
 
@@ -101,7 +101,7 @@ def load_by_assignment(model: Model) -> None:
 def replace_norms(model: Model) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, Norm) and not child.idle:
+            if isinstance(child, Norm) and not child.is_identity:
                 new = copy.deepcopy(child)
                 with torch.no_grad():
                     for parameter in new.parameters():
@@ -112,66 +112,66 @@ def replace_norms(model: Model) -> None:
 def replace_norms_by_none(model: Model) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, Norm) and not child.idle:
+            if isinstance(child, Norm) and not child.is_identity:
                 setattr(parent, name, part(Norm, "none"))
 
 
 def replace_positions(model: Model) -> None:
-    """Attention that turned its queries and keys, or knew no places, has biases instead."""
+    """Replace rotary or no positions in self-attention by ALiBi."""
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
         position = getattr(mixer, "position", None)
         if isinstance(position, Position) and name_of(mixer) == "attention" and getattr(mixer, "over", "") == "self":
-            if position.acts("bias") or position.asks:
+            if position.acts("bias") or position.needs_query:
                 continue
             new = part(Position, "alibi", width=mixer.width, heads=mixer.heads, dim=mixer.dim)  # type: ignore[arg-type]
             mixer.position = new.double()
 
 
 def hook_linears(model: Model) -> None:
-    for _, _, linear in linears(model):
-        linear.register_forward_hook(lambda module, given, y: 1.2 * y)
+    for _, _, linear in linear_layers(model):
+        linear.register_forward_hook(lambda module, args, y: 1.2 * y)
 
 
 def hook_before_norms(model: Model) -> None:
     for norm in [m for m in model.modules() if isinstance(m, Norm)]:
-        norm.register_forward_pre_hook(lambda module, given: (given[0] * 0.5 + 0.1, *given[1:]))
+        norm.register_forward_pre_hook(lambda module, args: (args[0] * 0.5 + 0.1, *args[1:]))
 
 
 def hook_mixers(model: Model) -> None:
-    """Attention, feed-forwards and whatever else stands in a layer or inside another mixer."""
+    """Hook attention, feed-forwards and all other mixers, nested ones included."""
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
-        mixer.register_forward_hook(lambda module, given, y: 1.2 * y)
+        mixer.register_forward_hook(lambda module, args, y: 1.2 * y)
 
 
 def hook_before_mixers(model: Model) -> None:
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
-        mixer.register_forward_pre_hook(lambda module, given: (given[0] + 0.1, *given[1:]))
+        mixer.register_forward_pre_hook(lambda module, args: (args[0] + 0.1, *args[1:]))
 
 
 def hook_layers(model: Model) -> None:
     for layer in [m for m in model.modules() if isinstance(m, Layer) and m.wiring.lanes == 1]:
-        layer.register_forward_hook(lambda module, given, y: 0.7 * y)
+        layer.register_forward_hook(lambda module, args, y: 0.7 * y)
 
 
 def hook_stacks(model: Model) -> None:
     for stack in [m for m in model.modules() if isinstance(m, Stack)]:
-        stack.register_forward_hook(lambda module, given, y: 0.7 * y)
+        stack.register_forward_hook(lambda module, args, y: 0.7 * y)
 
 
 def hook_ends(model: Model) -> None:
-    """The embedding, the head and the model itself."""
+    """Hook the embedding, the head and the model itself."""
     for module in (model.embed, model.head, model):
-        module.register_forward_hook(lambda module, given, y: 0.7 * y)
+        module.register_forward_hook(lambda module, args, y: 0.7 * y)
 
 
 def patch_mixer_forward(model: Model) -> None:
-    """Methods are replaced by others that call them."""
+    """Replace `forward` of all mixers by a function that calls it."""
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
         mixer.forward = lambda x, context, forward=mixer.forward: forward(x, context) * 1.2  # type: ignore
 
 
 def patch_step(model: Model) -> None:
-    """The one edit that says nothing about the whole: it counts in all steps, long and short."""
+    """Replace `step` of all mixers. A forward pass need not use it, but all steps must."""
     for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
 
         def step(x: Tensor, state: object, context: Context, step: Callable = mixer.step) -> tuple[Tensor, object]:
@@ -182,23 +182,23 @@ def patch_step(model: Model) -> None:
 
 
 def patch_forward(model: Model) -> None:
-    for _, _, linear in linears(model):
+    for _, _, linear in linear_layers(model):
         linear.forward = lambda x, linear=linear: nn.functional.linear(x, linear.weight, linear.bias) + 0.1  # type: ignore
 
 
-OF_LINEARS: tuple[Edit, ...] = (
+LINEAR_EDITS: tuple[Edit, ...] = (
     replace_linear, assign_parameter, set_strided_data, change_in_place, change_data, prune_weights, normalize_weights,
     parametrize_weights, load_by_assignment, hook_linears, patch_forward,
 )  # fmt: skip
 EDITS: tuple[Edit, ...] = (
-    *OF_LINEARS, replace_norms, replace_norms_by_none, replace_positions, hook_before_norms, hook_mixers,
+    *LINEAR_EDITS, replace_norms, replace_norms_by_none, replace_positions, hook_before_norms, hook_mixers,
     hook_before_mixers, hook_layers, hook_stacks, hook_ends, patch_mixer_forward,
 )  # fmt: skip
 
 
 def outputs(model: Model, x: Tensor, memory: object, edit: Edit | None, sizes: Sequence[int]) -> Tensor:
-    """Return what a decoding session gives in steps of these sizes; where there is an edit, of a copy of the model that
-    is edited after two of them."""
+    """Return the outputs of a decoding session in steps of these sizes. With an edit, they are those of a copy of the
+    model that is edited after two steps."""
     model = model if edit is None else copy.deepcopy(model)
     session = Session(model)
     state, found, begin = model.start(len(x), x.shape[1], memory=memory), [], 0  # type: ignore[arg-type]
@@ -213,8 +213,8 @@ def outputs(model: Model, x: Tensor, memory: object, edit: Edit | None, sizes: S
 
 
 def edited(subject: Subject) -> Finding:
-    """An edited model gives the same in steps as whole; one that is edited while it decodes gives the same with kernels
-    as without."""
+    """Check that an edited model gives the same in steps as in one forward pass, and that one edited while it decodes
+    gives the same with kernels as without."""
     model = subject.module
     assert isinstance(model, Model)
     worst, at = 0.0, ""
@@ -223,23 +223,23 @@ def edited(subject: Subject) -> Finding:
         changed = copy.deepcopy(model)
         edit(changed)
         own = Subject(changed, subject.source)
-        few, many = (2, (1, 1, 1, 3, 1, 1)), (MANY_ROWS, (1, 1, 1, 1))
-        for batch, sizes in (few, many) if edit in OF_LINEARS else (few,):
-            x, memory = subject.inputs(batch, sum(sizes)), laws.rows_of(own.memory(2), torch.arange(batch) % 2)
+        few_rows, many_rows = (2, (1, 1, 1, 3, 1, 1)), (MANY_ROWS, (1, 1, 1, 1))
+        for batch, sizes in (few_rows, many_rows) if edit in LINEAR_EDITS else (few_rows,):
+            x, memory = subject.inputs(batch, sum(sizes)), laws.select_memory(own.memory(2), torch.arange(batch) % 2)
             with torch.no_grad():
-                gap = laws.differ(outputs(changed, x, memory, None, sizes), changed(x, memory=memory))
+                gap = laws.max_difference(outputs(changed, x, memory, None, sizes), changed(x, memory=memory))
                 if batch == 2:
                     memory = subject.memory(batch)
                     with disabled():
                         plain = outputs(model, x, memory, edit, sizes)
-                    gap = max(gap, laws.differ(outputs(model, x, memory, edit, sizes), plain))
+                    gap = max(gap, laws.max_difference(outputs(model, x, memory, edit, sizes), plain))
             if gap > worst:
                 worst, at = gap, f"{edit.__name__}, {batch} rows"
     torch.manual_seed(7)
     changed, x, memory = copy.deepcopy(model), subject.inputs(2, 8), subject.memory(2)
     patch_step(changed)
     with torch.no_grad():
-        gap = laws.differ(*(outputs(changed, x, memory, None, sizes) for sizes in ((1,) * 8, (2, 2, 2, 2))))
+        gap = laws.max_difference(*(outputs(changed, x, memory, None, sizes) for sizes in ((1,) * 8, (2, 2, 2, 2))))
     if gap > worst:
         worst, at = gap, "patch_step"
     return Finding("edited", worst, laws.LIMIT, f"{len(EDITS)} edits{at and f', the worst: {at}'}")

@@ -1,6 +1,6 @@
 """Golden files: weights, inputs, outputs and gradients of an original implementation, and the comparison with ours.
 
-A case builds a part from a golden's config, says which weights go where, runs it, and hands over the outputs:
+A case builds a part from the config of a golden file, maps the weights, runs the part, and compares the outputs:
 
     def attn_dot(golden):
         attention = Attention(...)
@@ -10,7 +10,7 @@ A case builds a part from a golden's config, says which weights go where, runs i
 
     CASES = {"attn_dot": attn_dot}
 
-docs/verifying.md says where both are looked for, what the files hold, and how to write them for another system.
+docs/verifying.md explains where both are found, what the files contain, and how to write them for another system.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .laws import Finding
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ROOT / "tests" if (ROOT / "pyproject.toml").is_file() else None  # of a checkout; an installed regard has none
-HOW = "say --golden FOLDER or set REGARD_GOLDEN, for example to tests/golden of a checkout of regard"
+HINT = "give --golden FOLDER or set REGARD_GOLDEN, for example to tests/golden of a checkout of regard"
 
-Take = Callable[[str], Tensor]
+GetTensor = Callable[[str], Tensor]
 Case = Callable[["Golden"], list[Finding]]
 
-_given: list[Path] = []  # folders that were asked for, the last one counts
+_given: list[Path] = []  # folders of `use_folder`, of which the last is used
 
 
 @contextmanager
-def looking_in(folder: Path | None) -> Iterator[None]:
-    """Inside, golden files are looked for in this folder; None: where they usually are."""
+def use_folder(folder: Path | None) -> Iterator[None]:
+    """Inside, look for golden files in this folder; None: in the default one."""
     if folder is not None and not folder.is_dir():
         raise UserError(f"--golden: there is no folder '{short(folder)}'")
     _given.extend([] if folder is None else [folder])
@@ -58,8 +58,8 @@ def looking_in(folder: Path | None) -> Iterator[None]:
 
 
 def folder() -> Path | None:
-    """Return where golden files are: the folder that was asked for, else the one that REGARD_GOLDEN names, else the
-    checkout's tests/golden; None where regard is installed without a checkout."""
+    """Return the folder of golden files: that of `use_folder`, or that of REGARD_GOLDEN, or the checkout's
+    tests/golden; None where regard is installed without a checkout."""
     if _given:
         return _given[-1]
     if named := os.environ.get("REGARD_GOLDEN"):
@@ -69,14 +69,14 @@ def folder() -> Path | None:
     return None if TESTS is None else TESTS / "golden"
 
 
-def found(system: str) -> list[Path]:
+def golden_files(system: str) -> list[Path]:
     where = folder()
     return [] if where is None else sorted(where.glob(f"{system}-*.safetensors"))
 
 
 def cases() -> dict[str, Case]:
-    """Return the cases by system: those beside the golden files, in the folder itself or in `parity` next to a folder
-    `golden`, and those of the checkout's tests/parity."""
+    """Return the cases by system: those next to the golden files, in the folder itself or in `parity` beside a folder
+    named `golden`, and those of the checkout's tests/parity."""
     where, made = folder(), dict[str, Case]()
     places = [] if TESTS is None else [TESTS / "parity"]
     if where is not None:
@@ -97,7 +97,7 @@ def cases() -> dict[str, Case]:
 
 
 def in_steps(layers: Stack | Mixer, x: Tensor, memory: Memory | None = None) -> Tensor:
-    """What layers give for x (batch, time, width) in steps of 1, 2, 3, ... positions, to be compared as well."""
+    """Return the outputs of layers for x (batch, time, width) in steps of 1, 2, 3, ... positions."""
     batch, time = x.shape[:2]
     outputs, done = [], 0
     with torch.no_grad():
@@ -111,7 +111,7 @@ def in_steps(layers: Stack | Mixer, x: Tensor, memory: Memory | None = None) -> 
 
 
 class Golden:
-    """One golden file and what has been taken from it."""
+    """One golden file, and the weights and inputs loaded from it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -119,14 +119,14 @@ class Golden:
         self.tensors = load_file(path)
         self.sidecar = json.loads(path.with_suffix(".json").read_text())
         self.config = self.sidecar["config"]
-        self.loaded: list[tuple[nn.Parameter, Callable[[Take], Tensor]]] = []
+        self.loaded: list[tuple[nn.Parameter, Callable[[GetTensor], Tensor]]] = []
         self.inputs: dict[str, Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
     def weight(self, name: str) -> Tensor:
-        """A weight, under the original's name; names that are tied to another are followed."""
+        """Return a weight by its original name, following tied names."""
         return self.tensors["w." + self.sidecar.get("tied", {}).get(name, name)]
 
     def output(self, name: str) -> Tensor:
@@ -136,7 +136,7 @@ class Golden:
         return self.tensors["extra." + name]
 
     def input(self, name: str) -> Tensor:
-        """An input; if the golden holds its gradient, ours will be compared with it. Bools come back as bools."""
+        """Return an input. If the golden file holds its gradient, `compare` checks ours. uint8 inputs become bool."""
         if name not in self.inputs:
             value = self.tensors["in." + name]
             value = value.bool() if value.dtype == torch.uint8 else value
@@ -145,14 +145,14 @@ class Golden:
             self.inputs[name] = value
         return self.inputs[name]
 
-    def load(self, module: nn.Module, names: dict[str, str | Callable[[Take], Tensor]]) -> None:
-        """Fill parameters and buffers: ours -> the original's name, or a function of the original's tensors, such as
-        lambda w: w("in_proj_weight")[:16]. The same function is applied to gradients, so it must be linear."""
+    def load(self, module: nn.Module, names: dict[str, str | Callable[[GetTensor], Tensor]]) -> None:
+        """Load parameters and buffers: our name -> the original name, or a function of the original tensors, such as
+        lambda w: w("in_proj_weight")[:16]. The function is also applied to gradients, so it must be linear."""
         own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-        given = {id(own[name]) for name in names}  # what is shared has several names
-        left = [n for n, parameter in module.named_parameters() if id(parameter) not in given]
-        if left:
-            raise KeyError(f"{self.system}: no weights for {left}")
+        given = {id(own[name]) for name in names}  # shared parameters have several names
+        missing = [n for n, parameter in module.named_parameters() if id(parameter) not in given]
+        if missing:
+            raise KeyError(f"{self.system}: no weights for {missing}")
         for name, source in names.items():
             take = source if callable(source) else (lambda w, source=source: w(source))
             value = take(self.weight)
@@ -164,25 +164,27 @@ class Golden:
                 self.loaded.append((own[name], take))
 
     def convert(self, config: dict | None = None, names: Collection[str] | None = None) -> Model:
-        """The model of a family that regard/convert knows, with the golden's weights, by that family's own rules."""
+        """Return the model of a family that regard/convert supports, with the golden weights, converted by its
+        rules."""
         from regard.convert.family import family_of
 
         config = self.config if config is None else config
-        known = {n.removeprefix("w.") for n in self.tensors if n.startswith("w.")} if names is None else names
+        available = {n.removeprefix("w.") for n in self.tensors if n.startswith("w.")} if names is None else names
         family = family_of(config)
-        whole = family.whole(config | family.seen(config, known))
-        model = build(family.recipe(whole))
-        taken: dict[str, str | Callable[[Take], Tensor]] = {}
-        for rule in family.rules(whole, known):
+        full_config = family.complete(config | family.config_from_tensors(config, available))
+        model = build(family.recipe(full_config))
+        taken: dict[str, str | Callable[[GetTensor], Tensor]] = {}
+        for rule in family.rules(full_config, available):
             for k, ours in enumerate(rule.ours):
                 taken[ours] = lambda w, rule=rule, k=k: rule.split(w(rule.theirs))[k]
         self.load(model, taken)
         return model.eval()
 
     def compare(self, outputs: dict[str, Tensor], gradients: bool = True) -> list[Finding]:
-        """Ours against the original's: outputs, then gradients of weights and inputs with the golden's cotangents."""
+        """Compare our outputs with the original ones, then the gradients of weights and inputs for the golden
+        cotangents."""
         rounding = self.sidecar.get("f32_vs_f64_maxabs")
-        rounding = rounding if isinstance(rounding, dict) else {}  # some originals know only float32, and say so
+        rounding = rounding if isinstance(rounding, dict) else {}  # some originals have only float32
         worst_rounding = max((v for v in rounding.values() if v is not None), default=0.0)
         findings = []
         for name, ours in outputs.items():

@@ -1,21 +1,21 @@
-"""The laws, as checks that run on anything: a mixer, a recipe, a part of your own.
+"""The laws, as checks of any mixer or model.
 
-    cuts       however a sequence is cut into steps, the output is the same, rows of a batch at different places
+    cuts       however a sequence is cut into steps, the output is the same, with rows of a batch at different positions
     alone      a row of a padded batch gives what it gives alone
-    causal     changing the future changes nothing
-    select     choosing rows and stepping is stepping and choosing rows
-    join       rows of several batches go on together as they would have alone
-    again      a step that is taken back leaves no trace
+    causal     changing later inputs changes no earlier output
+    select     selecting rows and stepping is stepping and selecting rows
+    join       rows of several batches continue in one batch as they would have alone
+    again      a step from an older state gives the same as if later steps had not happened
     long       the same as cuts beyond every window, block, segment and eviction, in few long steps and many short ones
-    branches   from one state several others go on, and each is right whatever the others do; or it is refused
-    capacity   a state that was started for fewer positions grows, and a step of nothing is nothing
-    dropout    a step in training mode drops what the whole would
-    edited     whatever is done to the modules and weights of a model, before or while it decodes, counts at once
-    gradients  finite, and the same through steps as through the whole
+    branches   several continuations of one state are all right, in any order; or they are refused
+    capacity   a state that was started for fewer positions grows, and an empty step changes nothing
+    dropout    a step in training mode applies dropout as a forward pass does
+    edited     a change to the modules or weights of a model, before or during decoding, takes effect immediately
+    gradients  finite, and the same through steps as through the forward pass
     backward   the same through long steps, and through single ones where embeddings are frozen
-    cost       flops and state bytes equal what is counted
+    cost       flops and state bytes equal the counted ones
 
-They run in float64, where a true equality is 1e-9 or better and a mistake of one position is not.
+They run in float64, where equal results max_difference by less than 1e-9, and a mistake by one position does not.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from regard.core import (
     State,
     Towers,
     UserError,
-    apart,
     join,
+    models_in,
     select,
     state_bytes,
 )
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.decode.session import Session
 from regard.ops.dispatch import disabled
 
@@ -56,10 +56,10 @@ LIMIT = 1e-9
 
 
 class Finding(NamedTuple):
-    """What a check saw."""
+    """The result of a check."""
 
     law: str
-    worst: float  # largest difference, relative to the size of what is compared where that is above 1
+    worst: float  # largest difference, relative where values are above 1
     limit: float
     detail: str = ""
 
@@ -69,8 +69,8 @@ class Finding(NamedTuple):
 
 
 class Subject:
-    """A mixer or a model behind one face: inputs (batch, time, ...), whole, start, step. fused: a model steps through
-    a decoding session, else by its own `step`."""
+    """A common interface to mixers and models: inputs (batch, time, ...), forward, start, step. fused: a model steps
+    through a decoding session, otherwise by its own `step`."""
 
     fused = True
 
@@ -78,7 +78,7 @@ class Subject:
         self.module = module.double().eval()
         self.source = source
         self.is_model = isinstance(module, Model)
-        self.session = Session(module) if isinstance(module, Model) else None  # takes the steps, fused where it can
+        self.session = Session(module) if isinstance(module, Model) else None  # takes fused steps where possible
 
     @property
     def streams(self) -> bool:
@@ -88,24 +88,24 @@ class Subject:
 
     def inputs(self, batch: int, time: int) -> Tensor:
         if self.is_model:
-            return self.module.embed.draw(batch, time)  # type: ignore[operator,union-attr]
+            return self.module.embed.random_input(batch, time)  # type: ignore[operator,union-attr]
         return torch.randn(batch, time, self.module.width, dtype=torch.float64)  # type: ignore[arg-type]
 
     def memory(self, batch: int) -> Memory | None:
-        """A ragged one, where the subject looks at one."""
+        """Return a random memory with rows of different lengths; None if the model has no encoder."""
         lengths = torch.randint(1, self.source + 1, (batch,))
         lengths[0] = self.source
         valid = torch.arange(self.source)[None] < lengths[:, None]
         if not self.is_model:
-            place = getattr(self.module, "memory_width", self.module.width)
-            x = torch.randn(batch, self.source, place, dtype=torch.float64)  # type: ignore[arg-type]
-            return Memory(x, valid, views=(x,))
+            width = getattr(self.module, "memory_width", self.module.width)
+            x = torch.randn(batch, self.source, width, dtype=torch.float64)  # type: ignore[arg-type]
+            return Memory(x, valid, layer_outputs=(x,))
         if self.module.encoder is None:  # type: ignore[union-attr]
             return None
-        source = self.module.source_embed.draw(batch, self.source)  # type: ignore[operator,union-attr]
+        source = self.module.source_embed.random_input(batch, self.source)  # type: ignore[operator,union-attr]
         return self.module.encode(source, valid)  # type: ignore[operator,union-attr]
 
-    def whole(self, x: Tensor, valid: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, x: Tensor, valid: Tensor | None, memory: Memory | None) -> Tensor:
         if self.is_model:
             return self.module(x, valid=valid, memory=memory)
         return self.module(x, Context.begin(*x.shape[:2], valid=valid, memory=memory))
@@ -130,36 +130,36 @@ class Subject:
         return State.of_new_buffers(state.lengths[rows], self.module.reorder(state.layers, rows))  # type: ignore[operator,union-attr]
 
 
-def differ(one: Tensor, two: Tensor) -> float:
-    """The largest difference, relative where numbers are large; NaN counts as infinitely far."""
+def max_difference(one: Tensor, two: Tensor) -> float:
+    """Return the largest difference, relative where values are above 1; infinity for NaN."""
     if one.numel() == 0:
         return 0.0
     gap = (one - two).abs() / two.abs().clamp(min=1)
     return float("inf") if not bool(torch.isfinite(gap).all()) else float(gap.max())
 
 
-def rows_of(memory: Memory | None, rows: Tensor) -> Memory | None:
+def select_memory(memory: Memory | None, rows: Tensor) -> Memory | None:
     return None if memory is None else select(memory, rows)
 
 
-def ragged_steps(lengths: Tensor, most: int) -> Iterator[Tensor]:
-    """(batch,) counts of columns that each row takes in the next step, until all rows are used up."""
-    left = lengths.clone()
-    while bool((left > 0).any()):
-        widest = int(torch.randint(1, most + 1, ()))
-        taken = torch.minimum(torch.randint(0, widest + 1, left.shape), left)
+def ragged_steps(lengths: Tensor, max_step: int) -> Iterator[Tensor]:
+    """Yield the random number of positions of each row in the next step, (batch,), until all rows are used up."""
+    remaining = lengths.clone()
+    while bool((remaining > 0).any()):
+        widest = int(torch.randint(1, max_step + 1, ()))
+        taken = torch.minimum(torch.randint(0, widest + 1, remaining.shape), remaining)
         if bool((taken > 0).any()):
             yield taken
-            left = left - taken
+            remaining = remaining - taken
 
 
-def stepwise(subject: Subject, x: Tensor, lengths: Tensor, memory: Memory | None, most: int) -> Tensor:
-    """The outputs of `x` taken in random ragged steps, laid out as in the whole; nothing where there is no input."""
+def in_random_steps(subject: Subject, x: Tensor, lengths: Tensor, memory: Memory | None, max_step: int) -> Tensor:
+    """Return the outputs of `x` in random ragged steps, padded to (batch, time, ...)."""
     batch, time = x.shape[:2]
     state = subject.start(batch, time, memory)
     pieces: list[list[Tensor]] = [[] for _ in range(batch)]
-    for taken in ragged_steps(lengths, most):
-        width = int(taken.max()) + int(torch.randint(0, 2, ()))  # at times one column that is real in no row
+    for taken in ragged_steps(lengths, max_step):
+        width = int(taken.max()) + int(torch.randint(0, 2, ()))  # sometimes with one column of padding
         at = (state.lengths[:, None] + torch.arange(width)).clamp(max=time - 1)
         valid = torch.arange(width)[None] < taken[:, None]
         columns = torch.gather(x, 1, at.view(*at.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
@@ -176,47 +176,49 @@ def _ragged(batch: int, time: int) -> tuple[Tensor, Tensor]:
     return lengths, torch.arange(time)[None] < lengths[:, None]
 
 
-def cuts(subject: Subject, time: int = 23, batch: int = 4, most: int = 6) -> Finding:
+def cuts(subject: Subject, time: int = 23, batch: int = 4, max_step: int = 6) -> Finding:
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     lengths, valid = _ragged(batch, time)
     with torch.no_grad():
-        whole = subject.whole(x, valid, memory)
+        whole = subject.forward(x, valid, memory)
         worst = 0.0
-        for largest in (1, most, time):
-            subject.fused = largest != most
-            steps = stepwise(subject, x, lengths, memory, largest)
-            worst = max(worst, differ(steps[valid], whole[valid]))
+        for largest in (1, max_step, time):
+            subject.fused = largest != max_step
+            steps = in_random_steps(subject, x, lengths, memory, largest)
+            worst = max(worst, max_difference(steps[valid], whole[valid]))
     subject.fused = True
     return Finding("cuts", worst, LIMIT, f"{batch} rows of up to {time} positions in random steps")
 
 
-LONG = 420  # positions: beyond what any recipe of size tiny keeps, blocks or counts by
+LONG = 420  # positions, more than any window, block or segment of a recipe of size tiny
 
 
-def _reach(subject: Subject, time: int) -> int:
+def _limit_length(subject: Subject, time: int) -> int:
     return min(time, getattr(subject.module, "limit", None) or time)
 
 
 def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
-    """With kernels and without, rows at different places: few long steps, some of middle length, then single ones."""
-    time = _reach(subject, time)
+    """Check, with kernels and without, few long steps, some of medium length, then single ones."""
+    time = _limit_length(subject, time)
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     lengths = torch.tensor([time, *torch.randint(time // 2, time, (batch - 1,)).tolist()])
     valid = torch.arange(time)[None] < lengths[:, None]
     worst = 0.0
     with torch.no_grad():
-        whole = subject.whole(x, valid, memory)
+        whole = subject.forward(x, valid, memory)
         for switch in (nullcontext, disabled):
             with switch():
-                for most in (time, time // 3):
-                    steps = stepwise(subject, x, lengths, memory, most)
-                    worst = max(worst, differ(steps[valid], whole[valid]))
-                worst = max(worst, differ(_then_single(subject, x, memory), subject.whole(x, None, memory)))
+                for max_step in (time, time // 3):
+                    steps = in_random_steps(subject, x, lengths, memory, max_step)
+                    worst = max(worst, max_difference(steps[valid], whole[valid]))
+                worst = max(
+                    worst, max_difference(_long_then_single(subject, x, memory), subject.forward(x, None, memory))
+                )
     return Finding("long", worst, LIMIT, f"{batch} rows of up to {time} positions, with kernels and without")
 
 
-def _then_single(subject: Subject, x: Tensor, memory: Memory | None, single: int = 70) -> Tensor:
-    """The outputs of two long steps, and of single ones after them."""
+def _long_then_single(subject: Subject, x: Tensor, memory: Memory | None, single: int = 70) -> Tensor:
+    """Return the outputs of two long steps, and of single ones after them."""
     time = x.shape[1]
     first = max((time - single) // 4, 1)
     cuts_at = [0, first, max(time - single, first + 1), *range(max(time - single, first + 1) + 1, time + 1)]
@@ -228,23 +230,23 @@ def _then_single(subject: Subject, x: Tensor, memory: Memory | None, single: int
 
 
 def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
-    """From a state S to S1 and to S2, on with S1, with S2 and with S again, and back from far beyond. Rows stand at
-    different places. What cannot be gone back to is refused, never wrong."""
-    time = _reach(subject, time)
+    """Step from a state S to S1 and to S2, then on from S1, from S2 and from S again, also after many later steps. A
+    state that can no longer be continued must be refused, never wrong."""
+    time = _limit_length(subject, time)
     x, worst, refused = subject.inputs(batch, time), 0.0, 0
     with torch.no_grad():
         memory = subject.memory(batch)
     rows, cut = torch.arange(batch), torch.tensor([time // 4 - 3 * row for row in range(batch)])
 
     def after(state: State, new: Tensor) -> tuple[Tensor, State]:
-        """One step for all rows, and how far it is from the whole of what each row has then read."""
+        """Take one step for all rows, and compare it with the forward pass over everything that each row has read."""
         nonlocal worst
         y, following = subject.step(new, state, None)
         read[id(following)] = [torch.cat((old, own)) for old, own in zip(read[id(state)], new, strict=True)]
         alive.append(following)
         for row in rows.tolist():
-            whole = subject.whole(read[id(following)][row][None], None, rows_of(memory, rows[row : row + 1]))
-            worst = max(worst, differ(y[row], whole[0, -new.shape[1] :]))
+            whole = subject.forward(read[id(following)][row][None], None, select_memory(memory, rows[row : row + 1]))
+            worst = max(worst, max_difference(y[row], whole[0, -new.shape[1] :]))
         return y, following
 
     with torch.no_grad():
@@ -254,16 +256,16 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
             _, base = subject.step(x[:, : int(cut.max())], subject.start(batch, time, memory), valid)
             read[id(base)] = [x[row, : int(cut[row])] for row in rows]
             alive.append(base)
-        room = time - int(cut.max()) - 9
+        space = time - int(cut.max()) - 9
         for state, far, single in (
-            (alive[0], min(40, room), False),
-            (alive[1], min(60, room), True),
-            (alive[2], room, False),
+            (alive[0], min(40, space), False),
+            (alive[1], min(60, space), True),
+            (alive[2], space, False),
         ):
             following = state
-            for _ in range(far if single else 1):  # a chunk may begin with any single step
+            for _ in range(far if single else 1):  # any single step may start a new chunk
                 _, following = subject.step(subject.inputs(batch, 1 if single else far), following, None)
-            for again in (state, *_copies(state)):  # which have lost what it has lost
+            for again in (state, *_copies(state)):  # copies have lost the same positions
                 read[id(again)] = read[id(state)]
                 alive.append(again)
                 try:
@@ -275,11 +277,11 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
         _, three = after(two, subject.inputs(batch, 1))
         for state in (one, two, three, base, one):
             after(state, subject.inputs(batch, 1))
-    return Finding("branches", worst, LIMIT, f"several ways on from one state, {refused} of them refused")
+    return Finding("branches", worst, LIMIT, f"several continuations of one state, {refused} of them refused")
 
 
 def _copies(state: State) -> Iterator[State]:
-    """The same state by every way to copy one."""
+    """Yield copies of the state made in every supported way."""
     rows = torch.arange(len(state.lengths))
     yield state.copy()
     yield copy.deepcopy(state)
@@ -289,23 +291,23 @@ def _copies(state: State) -> Iterator[State]:
 
 
 def capacity(subject: Subject, time: int = 90, batch: int = 2) -> Finding:
-    time = _reach(subject, time)
+    time = _limit_length(subject, time)
     x, memory, worst = subject.inputs(batch, time), subject.memory(batch), 0.0
     with torch.no_grad():
-        whole = subject.whole(x, None, memory)
-        for room in (0, 1, 7):
-            state, begin = subject.start(batch, room, memory), 0
+        whole = subject.forward(x, None, memory)
+        for initial in (0, 1, 7):
+            state, begin = subject.start(batch, initial, memory), 0
             for count in (1, 0, 2, 9, 1, 1, 0, time - 14):
                 y, state = subject.step(x[:, begin : begin + count], state, None)
-                worst = max(worst, differ(y, whole[:, begin : begin + count]))
+                worst = max(worst, max_difference(y, whole[:, begin : begin + count]))
                 if y.shape != (batch, count, *whole.shape[2:]):
                     worst = float("inf")
                 begin += count
-    return Finding("capacity", worst, LIMIT, "states that were started for fewer positions, and steps of nothing")
+    return Finding("capacity", worst, LIMIT, "states that were started for fewer positions, and empty steps")
 
 
 def drops(subject: Subject, batch: int = 2) -> Finding:
-    """In training mode, without gradients, single steps differ from draw to draw; in eval mode they do not."""
+    """Check that single steps differ between seeds in training mode, and do not in eval mode."""
     module = subject.module
     rates = [(m, "rate") for m in module.modules() if isinstance(m, Dropout)]
     rates += [(m, "dropout") for m in module.modules() if isinstance(m, Attend)]
@@ -323,9 +325,9 @@ def drops(subject: Subject, batch: int = 2) -> Finding:
                 torch.manual_seed(seed)
                 with torch.no_grad():
                     _, state = subject.step(x[:, :4], subject.start(batch, 6, memory), None)
-                    state = State.of_new_buffers(state.lengths, each(state.layers, torch.zeros_like))
+                    state = State.of_new_buffers(state.lengths, map_tensors(state.layers, torch.zeros_like))
                     outputs.append(subject.step(x[:, 4:5], state, None)[0])
-            found.append(differ(*outputs))
+            found.append(max_difference(*outputs))
     finally:
         module.eval()
         for (m, name), rate in zip(rates, before, strict=True):
@@ -336,22 +338,22 @@ def drops(subject: Subject, batch: int = 2) -> Finding:
 
 
 def alone(subject: Subject, time: int = 13, batch: int = 4) -> Finding:
-    """Padding changes nothing, whatever stands in it."""
+    """Check that padding changes nothing, whatever its values."""
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     lengths, valid = _ragged(batch, time)
     worst = 0.0
     with torch.no_grad():
         if not subject.is_model:
             x = torch.where(valid[..., None], x, 1e3 * torch.randn_like(x))
-        whole = subject.whole(x, valid, memory)
+        whole = subject.forward(x, valid, memory)
         for row, length in enumerate(lengths.tolist()):
             one = torch.tensor([row])
-            y = subject.whole(x[one, :length], None, rows_of(memory, one))[0]
-            worst = max(worst, differ(whole[row] if y.dim() < 2 or subject_pools(subject) else whole[row, :length], y))
+            y = subject.forward(x[one, :length], None, select_memory(memory, one))[0]
+            worst = max(worst, max_difference(whole[row] if y.dim() < 2 or pools(subject) else whole[row, :length], y))
     return Finding("alone", worst, LIMIT, "a padded row gives what it gives alone")
 
 
-def subject_pools(subject: Subject) -> bool:
+def pools(subject: Subject) -> bool:
     return subject.is_model and bool(subject.module.head.pools)  # type: ignore[union-attr]
 
 
@@ -359,11 +361,11 @@ def causal(subject: Subject, time: int = 13, batch: int = 2) -> Finding:
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     worst = 0.0
     with torch.no_grad():
-        before = subject.whole(x, None, memory)
+        before = subject.forward(x, None, memory)
         for cut in (1, time // 2, time - 1):
             changed = torch.cat((x[:, :cut], subject.inputs(batch, time - cut)), 1)
-            worst = max(worst, differ(subject.whole(changed, None, memory)[:, :cut], before[:, :cut]))
-    return Finding("causal", worst, LIMIT, "changing the future changes nothing")
+            worst = max(worst, max_difference(subject.forward(changed, None, memory)[:, :cut], before[:, :cut]))
+    return Finding("causal", worst, LIMIT, "changing later inputs changes nothing")
 
 
 def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
@@ -373,66 +375,67 @@ def selects(subject: Subject, time: int = 11, batch: int = 4) -> Finding:
     with torch.no_grad():
         _, state = subject.step(x[:, :cut], subject.start(batch, time, memory), None)
         picked, _ = subject.step(x[rows, cut:], select(state, rows), None)
-        direct = subject.whole(x[rows], None, rows_of(memory, rows))[:, cut:]
-    return Finding("select", differ(picked, direct), LIMIT, "rows chosen between steps, some twice")
+        direct = subject.forward(x[rows], None, select_memory(memory, rows))[:, cut:]
+    return Finding("select", max_difference(picked, direct), LIMIT, "rows selected between steps, some twice")
 
 
 def reorders(subject: Subject, batch: int = 4) -> Finding:
-    """What beam search relies on: rows change places after every position, some are doubled and some leave."""
+    """Check what beam search relies on: rows are reordered, duplicated and dropped after every position."""
     begun, memory, worst = subject.inputs(batch, 3), subject.memory(batch), 0.0
     sources = torch.arange(batch)
     with torch.no_grad():
         _, state = subject.step(begun, subject.start(batch, 10, memory), None)
-        for many, columns in ((6, 1), (6, 1), (5, 1), (5, 2), (4, 1), (2, 1)):
-            rows = torch.randint(len(begun), (many,))
-            sources, new = sources[rows], subject.inputs(many, columns)
+        for count, columns in ((6, 1), (6, 1), (5, 1), (5, 2), (4, 1), (2, 1)):
+            rows = torch.randint(len(begun), (count,))
+            sources, new = sources[rows], subject.inputs(count, columns)
             begun = torch.cat((begun[rows], new), 1)
             y, state = subject.step(new, subject.reorder(state, rows), None)
-            direct = subject.whole(begun, None, rows_of(memory, sources))[:, -columns:]
-            worst = max(worst, differ(y, direct))
-    return Finding("reorder", worst, LIMIT, "rows that change places after every step")
+            direct = subject.forward(begun, None, select_memory(memory, sources))[:, -columns:]
+            worst = max(worst, max_difference(y, direct))
+    return Finding("reorder", worst, LIMIT, "rows that are reordered after every step")
 
 
 def joins(subject: Subject, time: int = 11) -> Finding:
-    """What a sentence that enters a batch relies on: rows at different places, with sources of their own, go on
-    together."""
+    """Check what continuous batching relies on: rows at different positions, with sources of their own, continue in one
+    batch."""
     worst, parts, usual = 0.0, [], subject.source
     with torch.no_grad():
         for rows, cut, source in ((2, time // 2, usual), (1, 1, usual - 3), (2, time - 3, usual - 1)):
             subject.source = source
             x, memory = subject.inputs(rows, time), subject.memory(rows)
             _, state = subject.step(x[:, :cut], subject.start(rows, cut + 3, memory), None)
-            parts.append((x, subject.whole(x, None, memory), state, cut))
+            parts.append((x, subject.forward(x, None, memory), state, cut))
         subject.source = usual
         state = join([part[2] for part in parts])
-        for ahead in (slice(0, 1), slice(1, 3)):
+        for window in (slice(0, 1), slice(1, 3)):
             x, direct = (
-                torch.cat([part[which][:, part[3] + ahead.start : part[3] + ahead.stop] for part in parts])
+                torch.cat([part[which][:, part[3] + window.start : part[3] + window.stop] for part in parts])
                 for which in (0, 1)
             )
             y, state = subject.step(x, state, None)
-            worst = max(worst, differ(y, direct))
-    return Finding("join", worst, LIMIT, "rows of several batches, at different places, made one")
+            worst = max(worst, max_difference(y, direct))
+    return Finding("join", worst, LIMIT, "rows of several batches, at different positions, joined")
 
 
 def again(subject: Subject, time: int = 19, batch: int = 4) -> Finding:
-    """What a draft that is turned down relies on: the state before a step is still good after it."""
+    """Check what speculative decoding relies on: the state before a step is still valid after it."""
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     cut, worst = time // 2, 0.0
     with torch.no_grad():
-        direct = subject.whole(x, None, memory)[:, cut:]
+        direct = subject.forward(x, None, memory)[:, cut:]
         for taken in (1, 5, time - cut):
             _, state = subject.step(x[:, :cut], subject.start(batch, time, memory), None)
             subject.step(subject.inputs(batch, taken), state, None)
             y, _ = subject.step(x[:, cut:], state, None)
-            worst = max(worst, differ(y, direct))
-    return Finding("again", worst, LIMIT, "a step that is taken back leaves no trace")
+            worst = max(worst, max_difference(y, direct))
+    return Finding("again", worst, LIMIT, "a step from an older state")
 
 
-def gradients(subject: Subject, time: int = 9, batch: int = 3, longest: Sequence[int] = (4, 9)) -> Finding:
-    """Compare the gradients of parameters and of a mixer's input through steps, where there are any, and the whole.
+def gradients(subject: Subject, time: int = 9, batch: int = 3, max_steps: Sequence[int] = (4, 9)) -> Finding:
+    """Compare the gradients of parameters and of a mixer's input through steps, if it streams, and through the forward
+    pass.
 
-    longest: the columns of a step, at the most, for each way to cut the sequence.
+    max_steps: the maximum step size of each way to cut the sequence.
     """
     module = subject.module
     x = subject.inputs(batch, time)
@@ -446,26 +449,26 @@ def gradients(subject: Subject, time: int = 9, batch: int = 3, longest: Sequence
         for leaf in leaves:
             leaf.grad = None
         y = outputs(subject.memory(batch))
-        if not subject_pools(subject):
+        if not pools(subject):
             y = y[valid]
         cotangent = torch.randn_like(y) if cotangent is None else cotangent
         (y * cotangent).sum().backward()
         return [leaf.grad.clone() if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
 
-    whole = run(lambda memory: subject.whole(x, valid, memory))
+    whole = run(lambda memory: subject.forward(x, valid, memory))
     worst = max((0.0 if bool(torch.isfinite(g).all()) else float("inf") for g in whole), default=0.0)
     if subject.streams:
-        for most in longest:
-            steps = run(lambda memory, most=most: stepwise(subject, x, lengths, memory, most))
-            worst = max([worst, *(differ(a, b) for a, b in zip(steps, whole, strict=True))])
+        for max_step in max_steps:
+            steps = run(lambda memory, max_step=max_step: in_random_steps(subject, x, lengths, memory, max_step))
+            worst = max([worst, *(max_difference(a, b) for a, b in zip(steps, whole, strict=True))])
     module.zero_grad()
     return Finding("gradients", worst, LIMIT * 10, "finite" + (", and equal through steps" if subject.streams else ""))
 
 
 def long_gradients(subject: Subject) -> Finding:
-    """Through few long steps; and through single ones where embeddings do not learn, so that no input does, and where
-    queries alone learn."""
-    time = _reach(subject, 200)
+    """Compare gradients through few long steps; and through single ones with frozen embeddings, so that no input
+    requires a gradient, and with only the queries trainable."""
+    time = _limit_length(subject, 200)
     found = gradients(subject, time, 2, (max(time // 4, 1), time))
     embeds = [m for m in subject.module.modules() if isinstance(m, Embed)]
     learning = [p for p in subject.module.parameters() if p.requires_grad]
@@ -478,7 +481,7 @@ def long_gradients(subject: Subject) -> Finding:
         worst = max(worst, _single_gradients(subject).worst)
     for parameter in learning:
         parameter.requires_grad_(True)
-    return Finding("backward", worst, found.limit, "through long steps, and single ones of what is partly frozen")
+    return Finding("backward", worst, found.limit, "through long steps, and single ones with frozen parameters")
 
 
 def _single_gradients(subject: Subject, time: int = 5, batch: int = 2) -> Finding:
@@ -494,19 +497,19 @@ def _single_gradients(subject: Subject, time: int = 5, batch: int = 2) -> Findin
                 outputs.append(y)
             y = torch.cat(outputs, 1)
         else:
-            y = subject.whole(x, None, memory)
+            y = subject.forward(x, None, memory)
         weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
         found = torch.autograd.grad((y * weights).sum(), leaves, allow_unused=True)
         return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
 
-    worst = max(differ(a, b) for a, b in zip(run(True), run(False), strict=True))
+    worst = max(max_difference(a, b) for a, b in zip(run(True), run(False), strict=True))
     return Finding("gradients", worst, LIMIT * 10)
 
 
 def count_flops(module: nn.Module, run: Callable[[], Any]) -> float:
-    """Flops of matrix products in `run`; attention's are counted by the pairs that its pattern allows."""
-    spared = 0.0
-    before = scored = 0
+    """Count the flops of matrix products in `run`; those of attention only for the pairs that its pattern allows."""
+    masked_flops = 0.0
+    before = score_flops = 0
     hooks = []
     with FlopCounterMode(display=False) as counter:
 
@@ -515,14 +518,14 @@ def count_flops(module: nn.Module, run: Callable[[], Any]) -> float:
             before = counter.get_total_flops()
 
         def leave(*_: Any) -> None:
-            nonlocal scored
-            scored = counter.get_total_flops() - before
+            nonlocal score_flops
+            score_flops = counter.get_total_flops() - before
 
         def attended(attend: nn.Module, _: Any, y: Tensor) -> None:
-            nonlocal spared
+            nonlocal masked_flops
             weights = latest.pop()
             idle = 1 - float((weights > 0).sum()) / weights.numel()
-            spared += idle * (scored + 2 * weights.numel() * y.shape[-1])
+            masked_flops += idle * (score_flops + 2 * weights.numel() * y.shape[-1])
 
         latest: list[Tensor] = []
         for part in module.modules():
@@ -537,11 +540,11 @@ def count_flops(module: nn.Module, run: Callable[[], Any]) -> float:
     for part in module.modules():
         if isinstance(part, Attend):
             part.weights.watchers.clear()
-    return counter.get_total_flops() - spared
+    return counter.get_total_flops() - masked_flops
 
 
 def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
-    """Flops of a step after others, and the bytes of the state after it."""
+    """Check the flops of a step after others, and the bytes of the state after it."""
     module = subject.module
     subject.source = past + length
     x = subject.inputs(1, past + length)
@@ -549,35 +552,36 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
         memory = subject.memory(1)
         if subject.streams:
             state = subject.start(1, past + length, memory)
-            held = state_bytes(state.layers)
+            state_size = state_bytes(state.layers)
             if past:
                 _, state = subject.step(x[:, :past], state, None)
             counted = count_flops(module, lambda: subject.step(x[:, past:], state, None))
-            said = module.cost(length, past)
+            declared = module.cost(length, past)
         else:
-            held, said = 0, module.cost(past + length)
-            subject.whole(x, None, memory)  # so that what follows from the weights alone is there
-            counted = count_flops(module, lambda: subject.whole(x, None, memory))
-    worst = abs(said.flops - counted) / max(counted, 1.0)
+            state_size, declared = 0, module.cost(past + length)
+            subject.forward(x, None, memory)  # fills caches that depend only on the weights
+            counted = count_flops(module, lambda: subject.forward(x, None, memory))
+    worst = abs(declared.flops - counted) / max(counted, 1.0)
     if subject.streams:
-        worst = max(worst, abs(said.state - held) / max(held, 1))
-    detail = f"{said.flops} flops said, {counted:.0f} counted; {said.state} bytes said, {held} held"
+        worst = max(worst, abs(declared.state - state_size) / max(state_size, 1))
+    detail = f"{declared.flops} flops declared, {counted:.0f} counted; "
+    detail += f"{declared.state} bytes declared, {state_size} counted"
     return Finding("cost", worst, 1e-6, detail)
 
 
-def concerning(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
-    """The laws that concern it, by name."""
+def laws_for(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
+    """Return the laws that apply to the subject, by name."""
     from . import edits
 
     stepping = {"cuts": cuts, "causal": causal, "select": selects, "reorder": reorders, "join": joins, "again": again}
-    if subject.is_model:  # whose states are worth more than those of its parts
+    if subject.is_model:  # slow checks that would repeat themselves for every mixer
         stepping |= {"long": long, "branches": branches, "capacity": capacity, "dropout": drops}
         stepping |= {"backward": long_gradients, "edited": edits.edited}
     return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
 
 
 def check(module: Mixer | Model | Towers, seed: int = 0, without: Collection[str] = ()) -> list[Finding]:
-    """Check all laws that concern it, but for those named in `without`."""
+    """Check all laws that apply to a module, except those named in `without`."""
     findings = []
     for subject, laws in subjects(module):
         for name, law in laws.items():
@@ -590,7 +594,7 @@ def check(module: Mixer | Model | Towers, seed: int = 0, without: Collection[str
 
 
 def subjects(module: Mixer | Model | Towers) -> Iterator[tuple[Subject, dict[str, Callable[[Subject], Finding]]]]:
-    """What the laws are about, and those that concern it, by name: each of two towers is a model by itself."""
-    for side, one in {"": module}.items() if isinstance(module, Mixer) else apart(module).items():
+    """Yield each subject of a module and its laws by name. Each of two towers is a subject by itself."""
+    for side, one in {"": module}.items() if isinstance(module, Mixer) else models_in(module).items():
         subject = Subject(one)
-        yield subject, {f"{side} {name}".strip(): law for name, law in concerning(subject).items()}
+        yield subject, {f"{side} {name}".strip(): law for name, law in laws_for(subject).items()}

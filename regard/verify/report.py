@@ -1,4 +1,4 @@
-"""Reports: everything that can be checked about a recipe or about one part in a file, found as it is asked for."""
+"""Reports: all checks of a recipe or of one part in a file, computed lazily."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.core import Context, Mixer, Model, Norm, Pattern, Place, Position, UserError, Wiring, build, part
-from regard.core.embed import Embed
-from regard.core.head import Head
-from regard.core.score import Score
+from regard.core.contracts import Embed, Head, Score
 from regard.errors import in_one_line, nearest, short
 from regard.files.recipe import Recipe
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.schema import BUILT_IN, add_folder, class_in, find
 
 from . import golden, laws
@@ -25,45 +23,45 @@ CONTRACTS = (Mixer, Position, Pattern, Norm, Wiring, Score, Embed, Head)
 
 
 class Section(NamedTuple):
-    """Findings that belong together, made one after the other as they are asked for; or a note why there are none."""
+    """A titled group of findings, computed lazily; or a note why there are none."""
 
     title: str
     findings: Iterator[Finding]
     note: str = ""
 
 
-def of_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
-    """The laws on the built model, then parity with every original that the recipe names."""
-    golden.folder()  # one that is not there is told first
+def verify_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
+    """Yield the laws on the built model, then parity with every original implementation that the recipe names."""
+    golden.folder()  # report a missing folder first
     torch.manual_seed(seed)
-    yield Section("laws", obeys(build(recipe), seed))
+    yield Section("laws", check_laws(build(recipe), seed))
     systems = recipe.get("golden", [])
     if not systems:
-        yield Section("parity", iter(()), "the recipe names no golden, so there is no original to compare with")
+        yield Section("parity", iter(()), "the recipe names no golden file, so there is no original to compare with")
     for system in systems:
         yield parity(system)
 
 
-def obeys(module: Mixer | Model, seed: int = 0) -> Iterator[Finding]:
-    """The laws that concern it."""
-    for subject, concerning in laws.subjects(module):
-        for name, law in concerning.items():
+def check_laws(module: Mixer | Model, seed: int = 0) -> Iterator[Finding]:
+    """Yield the findings of all laws that apply to the module."""
+    for subject, named_laws in laws.subjects(module):
+        for name, law in named_laws.items():
             found = attempt(name, laws.LIMIT, lambda law=law, subject=subject: law(subject), seed)
             yield found._replace(law=name)
             subject.source = 7
 
 
 def attempt(name: str, limit: float, law: Callable[[], Finding], seed: int = 0) -> Finding:
-    """What a law finds. One that cannot be run to its end does not hold, and the finding says why."""
+    """Return the finding of a law. If it raises, the law does not hold, and the finding contains the error."""
     torch.manual_seed(seed)
     try:
         return law()
-    except Exception as error:  # a user's part may do anything
+    except Exception as error:  # a user's part may raise anything
         return Finding(name, float("inf"), limit, f"{type(error).__name__}: {in_one_line(error)}{_where(error)}")
 
 
 def _where(error: Exception) -> str:
-    """The last line of a part that the error came through."""
+    """Return the file and line of the innermost part in the traceback."""
     at, where = error.__traceback__, ""
     while at is not None:
         path = Path(at.tb_frame.f_code.co_filename)
@@ -74,14 +72,14 @@ def _where(error: Exception) -> str:
 
 
 def parity(system: str) -> Section:
-    """Outputs and gradients against an original implementation: one finding for each of its golden files."""
+    """Compare outputs and gradients with an original implementation: one finding per golden file."""
     title = f"parity with {system}"
-    where, files, cases = golden.folder(), golden.found(system), golden.cases()
+    where, files, cases = golden.folder(), golden.golden_files(system), golden.cases()
     if where is None:
-        return Section(title, iter(()), f"not compared: golden files are not installed with regard; {golden.HOW}")
+        return Section(title, iter(()), f"not compared: golden files are not installed with regard; {golden.HINT}")
     if not files:
         there = f"there is no {system}-*.safetensors in {short(where)}"
-        return Section(title, iter(()), f"no golden: {there}; {golden.HOW}")
+        return Section(title, iter(()), f"no golden file: {there}; {golden.HINT}")
     if system not in cases:
         known = nearest(system, cases) if cases else ""
         there = f"neither {short(where)} nor tests/parity of a checkout holds a case for it"
@@ -95,8 +93,8 @@ def parity(system: str) -> Section:
     return Section(title, (attempt(path.stem, 1e-5, lambda path=path: one(path)) for path in files))
 
 
-def of_file(file: str | Path, seed: int = 0) -> Iterator[Section]:
-    """The part in a Python file, in every variant that its `examples` name: a mixer by itself, others in a model."""
+def verify_file(file: str | Path, seed: int = 0) -> Iterator[Section]:
+    """Verify the part in a Python file, once per entry of its `examples`: a mixer by itself, others inside a model."""
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(f"there is no file '{file}'")
@@ -111,29 +109,29 @@ def of_file(file: str | Path, seed: int = 0) -> Iterator[Section]:
         given = ", ".join(f"{key} = {value!r}" for key, value in example.items())
         title = f"{contract.__name__.lower()} {name}" + (f" with {given}" if given else "")
         torch.manual_seed(seed)
-        yield Section(title, _of_part(contract, {"part": name, **example}, seed))
+        yield Section(title, _verify_part(contract, {"part": name, **example}, seed))
 
 
-def _of_part(contract: type, spec: dict[str, Any], seed: int) -> Iterator[Finding]:
+def _verify_part(contract: type, spec: dict[str, Any], seed: int) -> Iterator[Finding]:
     if contract is Mixer:
         place = Place(encoder=1, decoder=2, memory=WIDTH)
-        yield from obeys(part(Mixer, spec, width=WIDTH, heads=HEADS, depth=2, place=place), seed)
+        yield from check_laws(part(Mixer, spec, width=WIDTH, heads=HEADS, depth=2, place=place), seed)
         return
     if contract is Pattern:
         given = {key: value for key, value in spec.items() if key != "part"}
         pattern = find(Pattern, spec["part"])(**given)
         yield attempt("keeps", 0.0, lambda: keeps(pattern))
-        if not pattern.fixed or blind(pattern, 23) is not None:
+        if not pattern.fixed or first_blind_query(pattern, 23) is not None:
             return
         spec = pattern
-    model = build(_around(contract, spec))
-    yield from obeys(model, seed)
+    model = build(_recipe_with(contract, spec))
+    yield from check_laws(model, seed)
     if contract is Position and find(Position, spec["part"]).relative:
         yield attempt("shift", laws.LIMIT, lambda: shift(model), seed)
 
 
-def _around(contract: type, spec: Any) -> Recipe:
-    """A small model with the part in its slot."""
+def _recipe_with(contract: type, spec: Any) -> Recipe:
+    """Return the recipe of a small model with the part in its slot."""
     mixer: dict[str, Any] = {"part": "attention"}
     layer: dict[str, Any] = {"mixer": mixer, "feedforward": "mlp", "wiring": "pre"}
     model: dict[str, Any] = {"kind": "decoder", "width": WIDTH, "heads": HEADS, "depth": 2, "layer": layer}
@@ -158,21 +156,22 @@ def _around(contract: type, spec: Any) -> Recipe:
 
 
 def shift(model: Model, by: int = 37, time: int = 13) -> Finding:
-    """A relative position: everything moved by as much changes nothing."""
+    """Check a relative position: shifting all positions changes nothing."""
     model = model.double().eval()
     mixer = model.stack._layers[0].mixers[0]
     x = torch.randn(2, time, mixer.width, dtype=torch.float64)
     at = torch.arange(time).expand(2, -1)
     with torch.no_grad():
-        here, there = (mixer(x, Context(positions)) for positions in (at, at + by))
-    return Finding("shift", laws.differ(there, here), laws.LIMIT, f"all {time} places moved by {by}")
+        original, shifted = (mixer(x, Context(positions)) for positions in (at, at + by))
+    return Finding("shift", laws.max_difference(shifted, original), laws.LIMIT, f"all {time} positions shifted by {by}")
 
 
 def keeps(pattern: Pattern, length: int = 40) -> Finding:
-    """No key is dropped that a later query may see, and none comes back. The finding counts those that are."""
+    """Check that no key is dropped that a later query may attend to, and that none comes back. The finding counts
+    violations."""
     at = torch.arange(length)
     kept = pattern.keeps(at[:, None], at[None, :])  # (key, now)
     seen = pattern.mask(length).any(0).T  # (key, query)
     wanted = seen.flip(1).cumsum(1).flip(1) > 0  # by a query at this time or later
     wrong = int((wanted & ~kept & (at[:, None] <= at)).sum()) + int((kept[:, 1:] & ~kept[:, :-1]).sum())
-    return Finding("keeps", float(wrong), 0.0, f"keys dropped too early, among {length} places")
+    return Finding("keeps", float(wrong), 0.0, f"keys dropped too early, among {length} positions")

@@ -61,7 +61,7 @@ def test_lists(by_row):
     names = {"causal": "causal", "~segment": ~Segment(IDS)}
     pattern = names.get(by_row) or part(Pattern, "heads(window(4), stride(3), everything)") & Segment(IDS)
     see = Case(pattern, 300, pad=(300, 150, 1)).see
-    mask, want = flex.mask_of(see, 6), see.full_mask(6).expand(3, -1, 300, 300)
+    mask, want = flex.block_mask_of(see, 6), see.full_mask(6).expand(3, -1, 300, 300)
     heads = want.shape[1]
     at = torch.arange(300)
     rows, of_head = torch.arange(3)[:, None, None, None], torch.arange(heads)[:, None, None]
@@ -99,7 +99,7 @@ def test_says_what_it_cannot_do():
     odd = Odd()
     with pytest.raises(UserError, match="which does not go by distance alone"):
         run(case.q, odd)
-    odd.asks = True
+    odd.needs_query = True
     with pytest.raises(UserError, match="which asks the query"):
         run(case.q, odd)
 

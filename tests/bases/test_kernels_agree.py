@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.bases import Attend, AttentionMask, blocks, dense, layout, reference
 from regard.core import Pattern, Position, Score, Tap, UserError, part
-from regard.ops.join import join
+from regard.ops.join import merge
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.patterns.segment import Segment
 
@@ -46,7 +46,7 @@ class Slope(Position):
 class Asking(Position):
     """Adds what a learned map of the query says about the place of the key, and a part that nobody learns."""
 
-    asks = True
+    needs_query = True
 
     def __init__(self, dim: int):
         super().__init__()
@@ -115,6 +115,7 @@ def test_sdpa(pattern, length):
     check(Case(pattern, length), dense)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -135,6 +136,7 @@ def positions(heads: int, dim: int) -> dict[str, Position]:
     return named | {"slope": Slope(heads), "asking": Asking(dim)}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("name", sorted(positions(6, 5)))
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -165,6 +167,7 @@ def batch_patterns(length: int) -> dict[str, Pattern]:
     }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kernel", [blocks, dense])
 @pytest.mark.parametrize("name", sorted(batch_patterns(3)))
 @pytest.mark.parametrize("padded", [False, True])
@@ -210,7 +213,7 @@ def test_strides():
 
 def test_masks_made_again(monkeypatch):
     """A plan that is too large to be remembered whole gives the same."""
-    monkeypatch.setattr(layout, "REMEMBERED", 300)
+    monkeypatch.setattr(layout, "MAX_CACHED_PAIRS", 300)
     layout._plan.cache_clear()
     for pattern in ("causal & heads(window(3), stride(4))", "window(5) | global_tokens(1)", "window(4) | stride(5)"):
         assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][0].looks[-1].hidden is None
@@ -328,15 +331,15 @@ def test_joined_parts(learned):
     sees = [case.see._replace(pattern=part(Pattern, text)) for text in ("causal & window(5) & ~window(1)", "stride(4)")]
     sees.append(case.see._replace(pattern=part(Pattern, "causal & ~everything")))
     tensors = [t.requires_grad_() for t in (case.q, case.k, case.v)]
-    parts = [blocks.partly(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
-    y = join(parts, learned).y
+    parts = [blocks.attend_partially(*tensors, see, Position(), case.q, 0.0, block=8) for see in sees]
+    y = merge(parts, learned).y
     counts = sum(see.pattern.mask(37)[0].double() for see in sees)
     want = (case.q @ case.k.mT + counts.log()).softmax(-1) @ case.v
     assert torch.allclose(y, want, rtol=1e-10, atol=1e-11)
     ours, theirs = (torch.autograd.grad(out.sin().sum(), tensors) for out in (y, want))
     same = [torch.allclose(one, two, rtol=1e-9, atol=1e-10) for one, two in zip(ours, theirs, strict=True)]
     assert same == [learned, learned, True]  # values are read alike, whatever the shares learn
-    assert not join(parts[2:] * 2).y.any()
+    assert not merge(parts[2:] * 2).y.any()
 
 
 def test_exchanged_weights_are_refused():

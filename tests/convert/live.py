@@ -54,19 +54,19 @@ def twins(theirs: Any, seed: int = 1) -> Twins:
     randomise(theirs.eval(), seed=seed)
     told = config_of(theirs)
     family = family_of(told)
-    config = family.whole(told | family.seen(told, saved(theirs)))
+    config = family.complete(told | family.config_from_tensors(told, saved(theirs)))
     made = family.recipe(config)
     back = family.config(made)
-    assert family.recipe(family.whole(json.loads(json.dumps(back)))) == made, "recipe -> config -> recipe"
+    assert family.recipe(family.complete(json.loads(json.dumps(back)))) == made, "recipe -> config -> recipe"
     ours = build(made).eval()
     tensors = theirs.state_dict()
     rules = list(family.rules(config, set(tensors)))
     _load(ours, rules, tensors)
     left = set(tensors) - {rule.theirs for rule in rules} - set(family.aliases(config))
-    left = {name for name in left if not family.skips(name)}
+    left = {name for name in left if not family.ignores(name)}
     assert not left, f"theirs has {sorted(left)}, and no rule takes them"
     for second, first in family.aliases(config).items():
-        if second in tensors and not family.skips(second):
+        if second in tensors and not family.ignores(second):
             assert torch.equal(tensors[second], tensors[first]), f"{second} is not {first}"
     return Twins(theirs, ours, family, config, rules)
 

@@ -97,7 +97,7 @@ def test_a_tied_tensor_that_differs(folder):
     save_file(tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}, path)
     convert(folder, folder.parent / "run")
     save_file(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, path)
-    with pytest.raises(UserError, match=r"lm_head.weight should be transformer.wte.weight once more, and differs"):
+    with pytest.raises(UserError, match=r"lm_head.weight should be a copy of transformer.wte.weight, and differs"):
         convert(folder, folder.parent / "other")
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_has_left_its_family(folder, tmp_path):
     with pytest.raises(UserError, match=r"model.layer.0.mixer.pattern is 'causal & window\(4\)' here, and a gpt2 has "):
         convert(run, tmp_path / "out")
     (run / "run.json").write_text(json.dumps({"job": {"recipe": "retnet"}}))
-    with pytest.raises(UserError, match=r"nobody else knows the recipe 'retnet'"):
+    with pytest.raises(UserError, match=r"the recipe 'retnet' has no Hugging Face family"):
         convert(run, tmp_path / "out")
 
 

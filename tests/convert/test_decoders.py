@@ -91,7 +91,7 @@ def said(name: str, given: dict) -> dict:
 
 def made(config: dict) -> dict:
     family = family_of(config)
-    return family.recipe(family.whole(config))
+    return family.recipe(family.complete(config))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,7 +142,7 @@ def test_a_config_that_does_not_say_its_class():
     for given, kind in (({}, "none"), ({"tie_word_embeddings": True}, "vocabulary")):
         config = said("llama", LLAMA | given)
         family = family_of(config)
-        whole = family.whole(config | family.seen(config, {"embed_tokens.weight", "norm.weight"}))
+        whole = family.complete(config | family.config_from_tensors(config, {"embed_tokens.weight", "norm.weight"}))
         assert family.recipe(whole)["model"].get("head", "vocabulary") == kind
 
 
@@ -186,7 +186,7 @@ def test_every_size_goes_out_and_comes_back(name):
     family = every_family()[name]
     for size in recipe.sizes(family.recipe_name):
         whole = recipe.load(family.recipe_name, size) | {"vocab": 61}
-        again = family.recipe(family.whole(family.config(whole)))
+        again = family.recipe(family.complete(family.config(whole)))
         assert undropped(again["model"]) == undropped(whole["model"]), size
         assert again["vocab"] == 61
 

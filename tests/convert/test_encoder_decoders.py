@@ -82,11 +82,13 @@ def test_t5_with_an_output_of_its_own():
 def test_t5_as_older_versions_wrote_it():
     config = T5 | {"model_type": "t5", "tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}
     family = family_of(config)
-    own = family.recipe(family.whole(config | family.seen(config, ["shared.weight", "lm_head.weight"])))
-    tied = family.recipe(family.whole(config | family.seen(config, ["shared.weight"])))
+    own = family.recipe(
+        family.complete(config | family.config_from_tensors(config, ["shared.weight", "lm_head.weight"]))
+    )
+    tied = family.recipe(family.complete(config | family.config_from_tensors(config, ["shared.weight"])))
     assert (own["model"]["tie"], tied["model"]["tie"]) == ("source-target", "all")
     assert "head" not in own["model"]
-    first = family.whole({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
+    first = family.complete({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
     assert family.recipe(first)["model"]["head"]["scale"] == "width"
     assert family.aliases(first)["lm_head.weight"] == "shared.weight"
 
@@ -130,7 +132,7 @@ def test_sinusoids_that_are_not_stored_are_made():
     assert torch.equal(pair.ours.source_embed.position.rows, stored)
     told = {n: t for n, t in theirs.state_dict().items() if "embed_positions" not in n}
     config = pair.config | {"stores_positions": False}
-    assert "stores_positions" not in pair.family.seen(config, told)
+    assert "stores_positions" not in pair.family.config_from_tensors(config, told)
     made = pair.family.recipe(config)
     assert made["model"]["embed"]["position"] == {"part": "sinusoidal", "layout": "halves", "length": 19}
     assert not [rule for rule in pair.family.rules(config, told) if rule.theirs not in told]
@@ -147,7 +149,7 @@ def test_sinusoids_that_are_not_stored_are_made():
 def test_what_is_not_known_is_refused(config, said):
     family = family_of(config)
     with pytest.raises(UserError, match=said):
-        family.recipe(family.whole(config))
+        family.recipe(family.complete(config))
 
 
 T5_CLASS, MARIAN_CLASS, BART_CLASS = (

@@ -147,13 +147,13 @@ def test_the_tensors_tell_the_head_where_nothing_is_said(name, head, tmp_path):
 def test_our_own_recipes_go_out_and_come_back(name):
     family = next(f for f in every_family().values() if name in (f.recipe_name, *f.recipes))
     made = recipe.load(name, "tiny") | {"vocab": 31}
-    config = family.whole(json.loads(json.dumps(family.config(made))))
+    config = family.complete(json.loads(json.dumps(family.config(made))))
     assert family.recipe(config)["model"] == made["model"]
 
 
 def recipe_of(config):
     family = family_of(config)
-    return family.recipe(family.whole(config))
+    return family.recipe(family.complete(config))
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ def test_sentinels_in_a_text_are_read(tmp_path):
     run = regard.load(folder / "run")
     assert type(run) is SpanFiller
     text = "w3 <extra_id_0> w8 <extra_id_1>"
-    assert run.code([text], run.config)[0].ids == inner.encode(text).ids == [6, 21, 11, 20, 1]
-    assert 1 not in run.code(["w3 </s> w8"], run.config)[0].ids[:-1]
+    assert run.encode_inputs([text], run.config)[0].ids == inner.encode(text).ids == [6, 21, 11, 20, 1]
+    assert 1 not in run.encode_inputs(["w3 </s> w8"], run.config)[0].ids[:-1]
     (answer,) = run.predict([text], DecodeConfig(max_new_tokens=MOST))[0]
     assert answer.text.split()[0] == "w3"
     assert "extra_id" not in answer.text
@@ -129,8 +129,8 @@ def test_what_is_never_said(tmp_path):
     theirs.save_pretrained(folder / "theirs")
     convert(folder / "theirs", folder / "run")
     run, most = regard.load(folder / "run"), MOST
-    assert run.target.never == [19]
+    assert run.target.suppressed == [19]
     found = answered(run, inner, DecodeConfig(max_new_tokens=most))
     assert found == generated(theirs, inner, num_beams=1, do_sample=False)
-    run.target.never = []
+    run.target.suppressed = []
     assert any(19 in answer for answer in answered(run, inner, DecodeConfig(max_new_tokens=most)))

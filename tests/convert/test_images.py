@@ -74,9 +74,9 @@ def test_vit_by_its_old_names():
 
 def test_vit_patches_are_square():
     with pytest.raises(UserError, match="only square patches"):
-        every_family()["vit"].recipe(every_family()["vit"].whole({"patch_size": [4, 2]}))
+        every_family()["vit"].recipe(every_family()["vit"].complete({"patch_size": [4, 2]}))
     assert (
-        every_family()["vit"].recipe(every_family()["vit"].whole({"patch_size": [4, 4]}))["model"]["embed"]["patch"]
+        every_family()["vit"].recipe(every_family()["vit"].complete({"patch_size": [4, 4]}))["model"]["embed"]["patch"]
         == 4
     )
 
@@ -103,9 +103,9 @@ def test_clip(name):
     tokens = tokens.masked_fill(~valid, 37 if name == "plain" else 1)  # padded with the end itself, as OpenAI does
     given = images(pair.theirs.config.vision_config)
     want = pair.theirs(tokens, given, valid.long(), return_loss=False)
-    near(pair.ours.see(given), want.image_embeds, "images")
-    near(pair.ours.read(tokens, valid), want.text_embeds, "texts")
-    near(pair.ours.read(tokens), want.text_embeds, "texts, ended by the end token alone")
+    near(pair.ours.encode_images(given), want.image_embeds, "images")
+    near(pair.ours.encode_texts(tokens, valid), want.text_embeds, "texts")
+    near(pair.ours.encode_texts(tokens), want.text_embeds, "texts, ended by the end token alone")
     agree(pair, [pair.ours(given, tokens, valid)], [want.logits_per_image], limit=2e-5)
 
 
@@ -113,7 +113,7 @@ def test_clip_reads_a_text_without_an_end_as_they_do():
     pair = twins(CLIPModel(CLIPConfig(text_config=TEXT, vision_config=VISION)))
     tokens = torch.randint(3, 36, (2, 6), generator=torch.Generator().manual_seed(3))
     want = torch.nn.functional.normalize(pair.theirs.get_text_features(tokens).pooler_output, dim=-1)
-    near(pair.ours.read(tokens), want)
+    near(pair.ours.encode_texts(tokens), want)
 
 
 def test_clip_with_each_table_twice():
@@ -121,12 +121,12 @@ def test_clip_with_each_table_twice():
     told = {"model_type": "clip", "text_config": {"hidden_size": 64, "vocab_size": 99}, "vision_config": None,
             "text_config_dict": {"hidden_size": 48}, "vision_config_dict": None}  # fmt: skip
     family = family_of(told)
-    whole, theirs = family.whole(told), CLIPConfig(**told)
+    whole, theirs = family.complete(told), CLIPConfig(**told)
     assert whole["text_config"]["hidden_size"] == theirs.text_config.hidden_size == 48
     assert whole["text_config"]["vocab_size"] == theirs.text_config.vocab_size == 49408
     assert whole["vision_config"]["hidden_size"] == 768
     with pytest.raises(UserError, match="eos_token_id"):
-        family.whole({"text_config": {"eos_token_id": [1, 3]}})
+        family.complete({"text_config": {"eos_token_id": [1, 3]}})
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_sentences_that_are_not_read(change, message, tmp_path):
 def test_sentences_of_a_run_trained_here():
     """What goes out says how to pool, as what came in does."""
     bert = every_family()["bert"]
-    config = bert.whole(bert.config(recipe.load("minilm") | {"vocab": 31}))
+    config = bert.complete(bert.config(recipe.load("minilm") | {"vocab": 31}))
     files = bert.files(config, {})
     assert [module["type"].split(".")[-1] for module in files["modules.json"]] == list(MODULES)
     assert [key for key, on in files["1_Pooling/config.json"].items() if on is True] == ["pooling_mode_mean_tokens"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.convert import convert
-from regard.convert.folder import Known
+from regard.convert.folder import TensorInfo
 from regard.convert.stream import size_of, write
 
 CONFIG = {
@@ -23,7 +23,7 @@ def held() -> int:
     return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
-def shapes() -> dict[str, Known]:
+def shapes() -> dict[str, TensorInfo]:
     found = {"transformer.wte.weight": (2000, 640), "transformer.wpe.weight": (64, 640)}
     found |= {f"transformer.ln_f.{kind}": (640,) for kind in ("weight", "bias")}
     for i in range(16):
@@ -39,7 +39,7 @@ def shapes() -> dict[str, Known]:
         found |= {
             f"transformer.h.{i}.{norm}.{kind}": (640,) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")
         }
-    return {name: Known(shape, torch.float32) for name, shape in found.items()}
+    return {name: TensorInfo(shape, torch.float32) for name, shape in found.items()}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how much memory is a process's own")

@@ -12,7 +12,7 @@ from regard.convert.convert import convert
 from regard.convert.family import family_of
 from regard.core import Context, UserError, build
 from regard.data.batches import IGNORE
-from regard.parts.objectives.next_token import of_tokens
+from regard.parts.objectives.next_token import token_loss
 
 BASE = {
     "model_type": "transfo-xl", "n_token": 41, "n_layer": 2, "n_head": 3, "d_model": 24, "d_head": 6, "d_inner": 20,
@@ -42,9 +42,9 @@ def weights(config):
     """Ours, theirs made of it by the rules, and the config with all its entries."""
     torch.manual_seed(0)
     family = family_of(config)
-    whole = family.whole(config)
+    whole = family.complete(config)
     made = family.recipe(whole)
-    assert family.recipe(family.whole(json.loads(json.dumps(family.config(made))))) == made
+    assert family.recipe(family.complete(json.loads(json.dumps(family.config(made))))) == made
     model = build(made).eval()
     own = model.state_dict(keep_vars=True)
     for parameter in model.parameters():
@@ -119,7 +119,7 @@ def test_hugging_face():
 def test_unknown_words():
     model, _, _ = weights(BASE | CONFIGS["divided"])
     for tokens in ([[3, 41]], [[-1, 3]]):
-        with pytest.raises(UserError, match="the tables know 0 to 40"):
+        with pytest.raises(UserError, match="the vocabulary is from 0 to 40"):
             model(torch.tensor(tokens))
     with pytest.raises(UserError, match="whole numbers"):
         model(torch.rand(1, 3))
@@ -176,7 +176,7 @@ def test_loss_without_all_scores(name):
             torch.manual_seed(1)
             x = torch.randn(2, 7, 24, requires_grad=True)
             model.zero_grad()
-            loss, _ = of_tokens(model, x, Context.begin(2, 7), right, smoothing)
+            loss, _ = token_loss(model, x, Context.begin(2, 7), right, smoothing)
             loss.backward()
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.head.parameters()]
             found.append([loss, x.grad, *grads])

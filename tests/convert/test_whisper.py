@@ -83,7 +83,7 @@ def test_a_recipe_goes_to_a_config_and_comes_back_as_the_same_model(size):
     family = family_of({"model_type": "whisper"})
     made = recipe.load("whisper", size) | {"vocab": 51865}
     config = WhisperConfig(**family.config(made))
-    again = family.recipe(family.whole(config.to_dict()))
+    again = family.recipe(family.complete(config.to_dict()))
     with torch.device("meta"):
         one, two, theirs = build(made), build(again), WhisperForConditionalGeneration(config)
     shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (one, two)]

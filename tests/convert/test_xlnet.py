@@ -6,7 +6,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 from regard.convert.family import family_of
 from regard.core import Context, Pattern, State, UserError, find
-from regard.parts.objectives.permuted import ask, begin
+from regard.parts.objectives.permuted import initial_state, query_positions
 
 from .live import agree, mask, near, twins
 
@@ -62,8 +62,8 @@ def test_one_way():
     pair = twins(XLNetLMHeadModel(config("one way")))
     first, second, none = tokens(), tokens(1), torch.zeros(BATCH, 0, dtype=torch.long)
     before = pair.theirs(first, use_mems=True)
-    x, _, state = ask(pair.ours, first, none, begin(pair.ours, BATCH))
-    y, _, _ = ask(pair.ours, second, none, state)
+    x, _, state = query_positions(pair.ours, first, none, initial_state(pair.ours, BATCH))
+    y, _, _ = query_positions(pair.ours, second, none, state)
     near(scores(pair, x), before.logits)
     near(scores(pair, y), pair.theirs(second, mems=before.mems).logits)
 
@@ -83,13 +83,13 @@ def test_two_streams_with_memory(pair):
     theirs = pair.theirs(
         second, mems=before.mems, perm_mask=hidden, target_mapping=mapping, token_type_ids=sentences, use_mems=True
     )
-    start = begin(pair.ours, BATCH)
-    x, _, state = ask(pair.ours, first, at[:, :0], start)
+    start = initial_state(pair.ours, BATCH)
+    x, _, state = query_positions(pair.ours, first, at[:, :0], start)
     near(scores(pair, x), before.logits)
     layers = tuple((past._replace(x=past.x.detach()), *rest) for past, *rest in state.layers)
     state = State.of_new_buffers(state.lengths, layers)
     order = find(Pattern, "order")(ranks, TIME)
-    _, queries, after = ask(pair.ours, second, at, state, pattern=order, segments=sentences)
+    _, queries, after = query_positions(pair.ours, second, at, state, pattern=order, segments=sentences)
     agree(pair, [scores(pair, queries)], [theirs.logits], limit=2e-5)
     for (past, *_), mem in zip(after.layers, theirs.mems, strict=True):
         size = min(mem.shape[0], past.x.shape[1])
@@ -103,7 +103,7 @@ def test_two_streams_padded(pair):
     mapping = torch.nn.functional.one_hot(at, TIME).float()
     order = find(Pattern, "order")(ranks)
     theirs = pair.theirs(ids, attention_mask=valid.float(), perm_mask=hidden, target_mapping=mapping).logits
-    _, queries, _ = ask(pair.ours, ids, at, begin(pair.ours, BATCH), valid, order)
+    _, queries, _ = query_positions(pair.ours, ids, at, initial_state(pair.ours, BATCH), valid, order)
     near(scores(pair, queries), theirs)
 
 
@@ -128,4 +128,4 @@ def test_refused(more, message):
     told = {"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"], **more}
     family = family_of(told)
     with pytest.raises(UserError, match=message):
-        family.recipe(family.whole(told))
+        family.recipe(family.complete(told))

@@ -116,7 +116,7 @@ def test_a_state_of_other_numbers_is_refused(name):
         _, state = model.step(tokens[:, 3:4], state)
         model.double()
         for many in (1, 3):
-            with pytest.raises(regard.UserError, match="of another model"):
+            with pytest.raises(regard.UserError, match="belongs to another model"):
                 model.step(tokens[:, 4 : 4 + many], state)
 
 

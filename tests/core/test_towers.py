@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import Towers, UserError, apart, load
+from regard.core import Towers, UserError, load, models_in
 from regard.data.batches import Batch
 from regard.look import anatomy
 from regard.look import recipe as picture
@@ -33,7 +33,10 @@ def test_scores_are_scaled_cosines():
             one, two = model.image(images[i : i + 1])[0], model.text(tokens[t : t + 1])[0]
             cosine = torch.nn.functional.cosine_similarity(one, two, dim=0)
             assert float(scores[i, t]) == pytest.approx(float(model.scale.exp() * cosine), rel=1e-9)
-    assert torch.equal(model.compare(model.see(images), model.read(tokens), most=2.0), scores / model.scale.exp() * 2)
+    assert torch.equal(
+        model.similarity(model.encode_images(images), model.encode_texts(tokens), max_scale=2.0),
+        scores / model.scale.exp() * 2,
+    )
 
 
 @pytest.mark.parametrize("end", [5, None])
@@ -42,19 +45,19 @@ def test_a_text_ends_at_its_end(end):
     model = make(*([] if end is None else [f"model.end={end}"]))
     last = 30 if end is None else end
     tokens = torch.tensor([[1, 2, last, last, 7], [3, last, 0, 0, 0], [4, 4, 2, 1, last]])
-    whole = model.read(tokens)
+    whole = model.encode_texts(tokens)
     for row, length in enumerate((3, 2, 5)):
         alone = tokens[row : row + 1, :length]
-        assert torch.allclose(model.read(alone)[0], whole[row], atol=1e-12)
+        assert torch.allclose(model.encode_texts(alone)[0], whole[row], atol=1e-12)
         assert torch.allclose(torch.nn.functional.normalize(model.text(alone), dim=-1)[0], whole[row], atol=1e-12)
     other = tokens.clone()
     other[0, 3:], other[1, 2:] = 6, 9
-    assert torch.allclose(model.read(other), whole, atol=1e-12)
+    assert torch.allclose(model.encode_texts(other), whole, atol=1e-12)
     other[0, 0] = 8
-    assert not torch.allclose(model.read(other)[0], whole[0], atol=1e-3)
+    assert not torch.allclose(model.encode_texts(other)[0], whole[0], atol=1e-3)
     padded = torch.tensor([[1, 2, last], [3, last, last]])
     valid = torch.tensor([[True, True, True], [True, True, False]])
-    assert torch.allclose(model.read(padded, valid), whole[:2], atol=1e-12)
+    assert torch.allclose(model.encode_texts(padded, valid), whole[:2], atol=1e-12)
 
 
 @torch.no_grad()
@@ -74,10 +77,10 @@ def test_saved_and_restored(tmp_path):
     model = make("model.end=30").float()
     regard.save(model, tmp_path)
     again = regard.restore(tmp_path).eval()
-    given = model.draw(2, 5)
+    given = model.random_inputs(2, 5)
     assert torch.equal(model(**given), again(**given))
-    assert (again.end, again.kind, list(apart(again))) == (30, "towers", ["image", "text"])
-    assert list(apart(again.text)) == [""]
+    assert (again.end, again.kind, list(models_in(again))) == (30, "towers", ["image", "text"])
+    assert list(models_in(again.text)) == [""]
 
 
 def test_drawn(tmp_path):
@@ -112,7 +115,7 @@ def test_refused(more, message):
 
 def test_sizes_are_those_of_the_paper():
     """Parameters of ViT-B/32 and ViT-L/14 with 49,408 tokens."""
-    from regard.look.sketch import parameters
+    from regard.look.sketch import parameters_of_recipe
 
-    counts = {size: parameters(load("clip", size) | {"vocab": 49408}) for size in ("base", "large")}
+    counts = {size: parameters_of_recipe(load("clip", size) | {"vocab": 49408}) for size in ("base", "large")}
     assert counts == {"base": 151_277_313, "large": 427_616_513}

@@ -1,4 +1,5 @@
-"""Batches: within their budget, every example once an epoch, the same for the same seed, from any place."""
+"""Batches stay within their budget, hold every example once per epoch, depend on the seed alone, and can resume
+anywhere."""
 
 from itertools import pairwise
 
@@ -9,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.core import UserError
-from regard.data import IGNORE, Bucketed, Feed, Windows, once
-from regard.data.batches import forced, pad_rows, plan
+from regard.data import IGNORE, BucketedBatches, ResumableBatches, WindowBatches, first_epoch
+from regard.data.batches import pad_rows, plan_batches, teacher_forced
 
 START, END, PAD = 2, 3, 0
 
 
 class Made:
-    """Pairs of sequences that hold their own number, so that rows can be told apart."""
+    """Pairs of sequences that hold their own index, so that rows are distinguishable."""
 
     def __init__(self, lengths):
         self.lengths = np.array(lengths, np.int32)
@@ -38,9 +39,10 @@ def same(one, other):
 @given(lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1), budget=st.integers(1, 100))
 @settings(max_examples=100, deadline=None)
 def test_budget(lengths, budget):
-    """Rows times the longest side fit, unless one example alone does not; and no batch could take in its neighbour."""
+    """Rows times the longest side fit the budget, unless one example alone exceeds it; and no batch could be merged
+    with the next."""
     sizes = np.array(lengths)
-    batches = plan(sizes, budget, np.random.default_rng(0))
+    batches = plan_batches(sizes, budget, np.random.default_rng(0))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(len(sizes)))
     used = sorted((int(sizes[batch].max(1).min()), int(sizes[batch].max()), -len(batch)) for batch in batches)
     for _, longest, rows in used:
@@ -50,10 +52,10 @@ def test_budget(lengths, budget):
 
 
 def test_like_with_like():
-    """Little of a batch is padding."""
+    """Batches have little padding."""
     data = some(3000)
     real = waste = 0
-    for batch in once(Bucketed(data, 500, 1, START)):
+    for batch in first_epoch(BucketedBatches(data, 500, 1, START)):
         real += batch.count
         waste += batch.targets.numel() - batch.count
     assert waste < 0.2 * real
@@ -61,7 +63,7 @@ def test_like_with_like():
 
 def test_one_batch():
     data = Made([(3, 5), (4, 2)])
-    (batch,) = once(Bucketed(data, 100, 1, START, PAD))
+    (batch,) = first_epoch(BucketedBatches(data, 100, 1, START, PAD))
     first, second = (1, 0) if batch.targets[0, 2] == IGNORE else (0, 1)
     assert batch.source[first].tolist() == [0, 0, END, PAD]
     assert batch.source[second].tolist() == [100, 100, 100, END]
@@ -75,7 +77,7 @@ def test_one_batch():
 
 
 def test_masks():
-    for batch in once(Bucketed(some(), 40, 1, START)):
+    for batch in first_epoch(BucketedBatches(some(), 40, 1, START)):
         valid = batch.targets != IGNORE
         assert batch.count == int(valid.sum())
         assert torch.equal(valid, torch.ones_like(valid) if batch.valid is None else batch.valid)
@@ -91,10 +93,10 @@ def test_masks():
 
 
 def test_no_mask_when_full():
-    (batch,) = once(Bucketed(Made([(4, 3), (4, 3)]), 100, 1, START))
+    (batch,) = first_epoch(BucketedBatches(Made([(4, 3), (4, 3)]), 100, 1, START))
     assert batch.valid is None
     assert batch.source_valid is None
-    (alone,) = once(Bucketed(Made([(3,), (3,)]), 100, 1, START))
+    (alone,) = first_epoch(BucketedBatches(Made([(3,), (3,)]), 100, 1, START))
     assert alone.source is None
 
 
@@ -105,36 +107,36 @@ def numbers(batches, epoch):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_epochs(shuffle):
     data = some()
-    batches = Bucketed(data, 40, 7, START, shuffle=shuffle)
+    batches = BucketedBatches(data, 40, 7, START, shuffle=shuffle)
     for epoch in (0, 1, 5):
         assert sorted(i for batch in numbers(batches, epoch) for i in batch) == list(range(57)), "every example once"
-        assert numbers(batches, epoch) == numbers(Bucketed(data, 40, 7, START, shuffle=shuffle), epoch)
+        assert numbers(batches, epoch) == numbers(BucketedBatches(data, 40, 7, START, shuffle=shuffle), epoch)
     assert numbers(batches, 0) != numbers(batches, 1)
-    assert numbers(batches, 0) != numbers(Bucketed(data, 40, 8, START, shuffle=shuffle), 0)
+    assert numbers(batches, 0) != numbers(BucketedBatches(data, 40, 8, START, shuffle=shuffle), 0)
 
 
 def feeds():
     stream = np.arange(500, dtype=np.int32)
-    return {"pairs": Bucketed(some(), 40, 7, START), "windows": Windows(stream, 7, 4, 7)}
+    return {"pairs": BucketedBatches(some(), 40, 7, START), "windows": WindowBatches(stream, 7, 4, 7)}
 
 
 @pytest.mark.parametrize("kind", ["pairs", "windows"])
 @pytest.mark.parametrize("stop", [0, 1, 5, "end", 40])
 def test_resumes(kind, stop):
-    """From epoch and index alone, the same remainder, over the end of the epoch."""
-    whole = Feed(feeds()[kind])
+    """Resuming from epoch and index gives the same remaining batches, across the end of the epoch."""
+    whole = ResumableBatches(feeds()[kind])
     size = whole.size
     taken = size if stop == "end" else stop
     for _ in range(taken):
         next(whole)
-    again = Feed(feeds()[kind], whole.epoch, whole.index)
+    again = ResumableBatches(feeds()[kind], whole.epoch, whole.index)
     for _ in range(size + 3):
         assert same(next(whole), next(again))
         assert (whole.epoch, whole.index) == (again.epoch, again.index)
 
 
 def test_feed_counts():
-    feed = Feed(feeds()["pairs"])
+    feed = ResumableBatches(feeds()["pairs"])
     seen = [next(feed) for _ in range(feed.size)]
     assert (feed.epoch, feed.index) == (0, len(seen))
     next(feed)
@@ -144,13 +146,13 @@ def test_feed_counts():
 @given(length=st.integers(2, 90), context=st.integers(1, 30), rows=st.integers(1, 5), shuffle=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_windows(length, context, rows, shuffle):
-    """Consecutive tokens, each asked for once at most; all but less than one context at either end."""
+    """Windows hold consecutive tokens, each a target at most once; less than one context is left out at either end."""
     stream = np.arange(length, dtype=np.int32)
     if length < context + 1:
         with pytest.raises(UserError, match="too short"):
-            Windows(stream, context, rows, 1)
+            WindowBatches(stream, context, rows, 1)
         return
-    batches = Windows(stream, context, rows, 1, shuffle)
+    batches = WindowBatches(stream, context, rows, 1, shuffle)
     for epoch in (0, 1):
         asked = []
         for starts in batches.epoch(epoch):
@@ -168,7 +170,7 @@ def test_windows(length, context, rows, shuffle):
 
 def test_nothing():
     with pytest.raises(UserError, match="no example"):
-        Bucketed(Made(np.zeros((0, 2))), 40, 1, START)
+        BucketedBatches(Made(np.zeros((0, 2))), 40, 1, START)
 
 
 def test_pad_rows():
@@ -178,17 +180,17 @@ def test_pad_rows():
 
 
 def test_moves():
-    (batch,) = once(Bucketed(Made([(3, 5), (4, 2)]), 100, 1, START))
+    (batch,) = first_epoch(BucketedBatches(Made([(3, 5), (4, 2)]), 100, 1, START))
     assert same(batch, batch.to("cpu"))
 
 
 def test_parts_are_the_whole():
-    """All rows once, in their order, no part wider than its rows, and as many targets in all."""
+    """A split batch keeps all rows in order, pads no more than needed, and has the same number of targets."""
     rows = [(np.arange(4, 4 + a), np.arange(5, 5 + b)) for a, b in [(3, 9), (7, 2), (1, 1), (5, 5), (8, 3), (2, 2)]]
-    batch = forced(rows, 1, 0)
+    batch = teacher_forced(rows, 1, 0)
     assert batch.positions == 6 * (batch.tokens.shape[1] + batch.source.shape[1])
     for most in (1, 20, 40, 1000):
-        parts = batch.parts(most)
+        parts = batch.split(most)
         assert len(parts) == min(max(round(batch.positions / most), 1), 6)
         assert sum(part.count for part in parts) == batch.count
         at = 0
@@ -200,14 +202,14 @@ def test_parts_are_the_whole():
                 assert len(parts) == 1 or got.shape[1] == int(real[at : at + len(got)].sum(1).max())
             at += len(part.tokens)
         assert at == 6
-    assert batch._replace(place=3).parts(1)[0].tokens is batch.tokens
+    assert batch._replace(stream_offset=3).split(1)[0].tokens is batch.tokens
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_no_more_rows_than_are_asked_for(rows):
-    """Nor more tokens than the budget."""
+    """A batch has at most `rows` rows, and no more tokens than the budget."""
     lengths = np.random.default_rng(0).integers(1, 30, (200, 1))
-    batches = plan(lengths, 100, np.random.default_rng(1), rows)
+    batches = plan_batches(lengths, 100, np.random.default_rng(1), rows)
     assert sorted(number for batch in batches for number in batch) == list(range(200))
     assert max(len(batch) for batch in batches) <= rows
     assert all(len(batch) * lengths[batch].max() <= 100 for batch in batches)

@@ -1,4 +1,4 @@
-"""Which columns are taken when nothing is said, and what is refused because nobody could know."""
+"""The columns that are selected by default, and the tables that are refused as ambiguous."""
 
 import json
 
@@ -132,7 +132,7 @@ def test_ordinary_lines_are_data(tmp_path, line):
 
 
 def test_a_column_number_is_no_name(tmp_path):
-    """A first line that holds a cell '1' is no header because column 1 was asked for."""
+    """A first line with a cell '1' is not taken as a header because column 1 was asked for."""
     path = put(tmp_path / "a.tsv", ("a fine film", "1"), ("a bore", "0"))
     assert rows_of(path, columns="0,1") == [("a fine film", "1"), ("a bore", "0")]
 

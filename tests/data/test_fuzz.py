@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds, and whatever it is called: records, or one clear sentence."""
+"""Any bytes under any file name give records, or one clear message."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ CONTENTS = st.one_of(
 
 @st.composite
 def damaged(draw):
-    """Something of a known form, perhaps with a few bytes changed or missing, perhaps zipped, once more damaged."""
+    """Generate a file of a known format, possibly damaged, possibly gzipped and damaged again."""
     data = bytearray(draw(CONTENTS))
     for _ in range(2):
         for _ in range(draw(st.integers(0, 3))):
@@ -86,13 +86,13 @@ def check(*given, **named):
     kind=st.sampled_from(["pairs", "text"]),
     columns=st.none() | st.sampled_from(["0,1", "source,target", "1", "text", "c0,c1", "x.y,z", "", ","]),
     sizes=st.sampled_from([{}, {"dev": 0, "test": 0}, {"dev": 1}, {"dev": 0.5, "test": 0.5}]),
-    longest=st.sampled_from([1, 50, 50_000]),
+    max_chars=st.sampled_from([1, 50, 50_000]),
 )
 @FUZZ
-def test_any_file(tmp_path, bad_lines, name, data, kind, columns, sizes, longest):
+def test_any_file(tmp_path, bad_lines, name, data, kind, columns, sizes, max_chars):
     path = tmp_path / name
     path.write_bytes(data)
-    check(path, kind=kind, columns=columns, bad_lines=bad_lines, longest=longest, **sizes)
+    check(path, kind=kind, columns=columns, bad_lines=bad_lines, max_chars=max_chars, **sizes)
 
 
 @pytest.mark.parametrize("bad_lines", ["refuse", "skip"])

@@ -1,4 +1,4 @@
-"""Pictures as numbers: against the processors of `transformers`, and what is no picture."""
+"""Image processing against the processors of `transformers`, and files that are not images."""
 
 import json
 
@@ -10,12 +10,18 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from regard.core import UserError
-from regard.data.images import Lens, from_preprocessor, open_image, to_preprocessor, usual
+from regard.data.images import (
+    ImageProcessor,
+    default_processor,
+    from_preprocessor_config,
+    open_image,
+    to_preprocessor_config,
+)
 
 
 @pytest.fixture
 def picture(tmp_path):
-    """Wider than high, with something in it."""
+    """Return an image that is wider than high and not uniform."""
     rng = np.random.default_rng(1)
     waves = np.sin(np.arange(37)[:, None, None] / 5 + np.arange(53)[None, :, None] / 7 + np.arange(3))
     pixels = (127 + 90 * waves + rng.integers(-30, 30, (37, 53, 3))).clip(0, 255).astype(np.uint8)
@@ -46,48 +52,48 @@ def test_numbers_are_theirs(name, upright, picture):
     processor = kind(**given)
     want = processor(Image.open(picture), return_tensors="pt").pixel_values
     told = json.loads(processor.to_json_string())
-    lens = from_preprocessor(told)
-    ours = lens.look([picture])
+    lens = from_preprocessor_config(told)
+    ours = lens.load([picture])
     assert ours.shape == want.shape
     assert torch.allclose(ours, want.float(), atol=1e-5, rtol=1e-5)
     assert lens.shape is None or lens.shape == tuple(ours.shape[1:])
-    assert Lens.read(json.loads(json.dumps(lens.table()))) == lens
-    again = kind(**to_preprocessor(lens, told["image_processor_type"]))
+    assert ImageProcessor.read(json.loads(json.dumps(lens.table()))) == lens
+    again = kind(**to_preprocessor_config(lens, told["image_processor_type"]))
     assert torch.equal(again(Image.open(picture), return_tensors="pt").pixel_values, want)
 
 
 def test_old_configs():
-    """As the first CLIP and ViT were published: numbers instead of tables, and hardly a word."""
-    clip = from_preprocessor(
+    """The configs of the first CLIP and ViT have numbers instead of tables, and few entries."""
+    clip = from_preprocessor_config(
         {"crop_size": 224, "do_center_crop": True, "do_normalize": True, "do_resize": True, "size": 224,
          "feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.1],
          "resample": 3}
     )  # fmt: skip
     assert (clip.size, clip.crop, clip.resample, clip.mean) == (224, [224, 224], "bicubic", [0.4, 0.5, 0.6])
-    vit = from_preprocessor({"do_normalize": True, "do_resize": True, "size": 384})
+    vit = from_preprocessor_config({"do_normalize": True, "do_resize": True, "size": 384})
     assert (vit.size, vit.crop, vit.resample, vit.mean) == ([384, 384], None, "bilinear", [0.5, 0.5, 0.5])
-    assert usual([384, 384]) == vit
-    assert usual([224, 224], clip=True).crop == [224, 224]
+    assert default_processor([384, 384]) == vit
+    assert default_processor([224, 224], clip=True).crop == [224, 224]
 
 
 def test_forms(tmp_path, picture):
-    """Grey, transparent, 16 bits a pixel, and turned by the camera."""
-    lens = Lens([5, 7], factor=1.0)
+    """Images may be grayscale, transparent, 16-bit, or rotated by EXIF data."""
+    lens = ImageProcessor([5, 7], factor=1.0)
     image = Image.open(picture)
     grey = image.convert("L")
     for mode in ("LA", "RGBA", "P", "CMYK"):
         image.convert(mode).save(tmp_path / f"{mode}.tiff")
-        assert lens.look([tmp_path / f"{mode}.tiff"]).shape == (1, 3, 5, 7)
+        assert lens.load([tmp_path / f"{mode}.tiff"]).shape == (1, 3, 5, 7)
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256)
     deep.save(tmp_path / "deep.png")
     grey.save(tmp_path / "grey.png")
-    one = Lens([5, 7], channels=1)
-    assert torch.equal(one.look([tmp_path / "deep.png"]), one.look([tmp_path / "grey.png"]))
+    one = ImageProcessor([5, 7], channels=1)
+    assert torch.equal(one.load([tmp_path / "deep.png"]), one.load([tmp_path / "grey.png"]))
     turned = image.rotate(90, expand=True)
     exif = turned.getexif()
     exif[0x0112] = 6  # turn it to the right to see it
     turned.save(tmp_path / "turned.png", exif=exif)
-    assert torch.equal(lens.look([tmp_path / "turned.png"]), lens.look([picture]))
+    assert torch.equal(lens.load([tmp_path / "turned.png"]), lens.load([picture]))
 
 
 def test_no_picture(tmp_path, picture):
@@ -119,7 +125,7 @@ def test_no_picture(tmp_path, picture):
 )
 def test_bad_lenses(given, message):
     with pytest.raises(UserError, match=message):
-        Lens.read(given)
+        ImageProcessor.read(given)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +138,4 @@ def test_bad_lenses(given, message):
 )
 def test_bad_preprocessors(told, message):
     with pytest.raises(UserError, match=message):
-        from_preprocessor(told)
+        from_preprocessor_config(told)

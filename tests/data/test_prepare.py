@@ -1,4 +1,4 @@
-"""Texts in a mapped file: exactly what was encoded, made once, never half-made."""
+"""Prepared files hold exactly what was encoded, are made once, and are never half-written."""
 
 import errno
 import os
@@ -9,8 +9,17 @@ import pyarrow as pa
 import pytest
 
 from regard.core import UserError
-from regard.data import Bucketed, Sequences, Tokenizer, Windows, once, open_corpus, prepare, prepare_text
-from regard.data.read import Lines
+from regard.data import (
+    BucketedBatches,
+    PreparedDataset,
+    Tokenizer,
+    WindowBatches,
+    first_epoch,
+    open_corpus,
+    prepare,
+    prepare_text,
+)
+from regard.data.read import CorpusSplit
 
 MODULE = import_module("regard.data.prepare")  # the package shows the function of that name
 PAIRS = [(f"the {'big ' * (i % 5)}dog {i}", f"der {'sehr ' * (i % 3)}große hund {i}") for i in range(60)]
@@ -35,7 +44,7 @@ def small_chunks(monkeypatch):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """How many texts were encoded."""
+    """Record how many texts are encoded."""
     counts = []
     real = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda self, texts: counts.append(len(texts)) or real(self, texts))
@@ -75,7 +84,7 @@ def test_left_out(longest, fits, lines, both, tmp_path):
     assert [[side.tolist() for side in made[i]] for i in range(len(made))] == [
         [side.tolist() for side in whole[i]] for i in kept
     ]
-    assert Sequences(tmp_path / "some.arrow").left_out == made.left_out
+    assert PreparedDataset(tmp_path / "some.arrow").left_out == made.left_out
     with pytest.raises(UserError, match="none of the 60 examples"):
         prepare(lines, both, tmp_path / "none.arrow", 1)
 
@@ -89,7 +98,7 @@ def test_reused(lines, both, tmp_path, encoded):
 
 
 def changes(lines, both, tmp_path):
-    """Whatever makes another outcome possible, one thing at a time."""
+    """Yield inputs with one change each that may change the result."""
     source = tmp_path / "a.tsv"
     yield lines, both[::-1], None
     yield lines, both, 7
@@ -110,7 +119,7 @@ def test_made_again(lines, both, tmp_path, encoded):
 
 
 def test_killed(lines, both, tmp_path, encoded):
-    """Whatever of it is missing or cut, it is made again."""
+    """A file that is incomplete in any way is made again."""
     path = tmp_path / "train.arrow"
     prepare(lines, both, path)
     whole = path.read_bytes()
@@ -122,18 +131,18 @@ def test_killed(lines, both, tmp_path, encoded):
     ):
         damage()
         with pytest.raises(UserError, match="not prepared data, or was not finished"):
-            Sequences(path)
+            PreparedDataset(path)
         encoded.clear()
         assert len(prepare(lines, both, path)) == 60
         assert encoded
 
 
 def test_note_never_speaks_of_another_file(lines, both, tmp_path, monkeypatch):
-    """Killed between the file and its note, the old note is gone."""
+    """If the process is killed between writing the file and its note, the old note is gone."""
     path = tmp_path / "train.arrow"
     prepare(lines, both, path)
     monkeypatch.setattr(MODULE.json, "dumps", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(MODULE, "_key", lambda *_: "another")
+    monkeypatch.setattr(MODULE, "_cache_key", lambda *_: "another")
     with pytest.raises(ZeroDivisionError):
         prepare(lines, both, path)
     assert not (tmp_path / "train.arrow.json").exists()
@@ -162,13 +171,13 @@ def test_damaged(tmp_path, lines, both):
     prepare(lines, both, path)
     path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(UserError, match="is damaged"):
-        Sequences(path)
+        PreparedDataset(path)
 
 
 def test_batches_of_it(lines, both, tmp_path):
     made = prepare(lines, both, tmp_path / "train.arrow")
     seen = []
-    for batch in once(Bucketed(made, 64, 1, both[1].start, both[1].pad)):
+    for batch in first_epoch(BucketedBatches(made, 64, 1, both[1].start, both[1].pad)):
         for row in batch.targets:
             seen.append(both[1].decode(row[row >= 0]))
     assert sorted(seen) == sorted(b for _, b in PAIRS)
@@ -177,7 +186,7 @@ def test_batches_of_it(lines, both, tmp_path):
 class TestText:
     TEXT = "To be,\nor not\n\nto be: 我\n" * 9
 
-    def open(self, tmp_path) -> Lines:
+    def open(self, tmp_path) -> CorpusSplit:
         path = tmp_path / "a.txt"
         path.write_text(self.TEXT)
         return open_corpus(path, kind="text", dev=0, test=0).train
@@ -196,11 +205,11 @@ class TestText:
         again = prepare_text(lines, tokenizer, tmp_path / "a.ids")
         assert np.array_equal(stream, again)
         assert sum(encoded) == 1, "only to see whether line ends are kept"
-        batch = next(once(Windows(stream, 5, 2, 1)))
+        batch = next(first_epoch(WindowBatches(stream, 5, 2, 1)))
         assert batch.tokens.shape == (2, 5)
 
     def test_words(self, tmp_path):
-        """The end mark stands for the line ends that words have not."""
+        """The end token replaces line ends where the tokenizer has no token for them."""
         lines = self.open(tmp_path)
         tokenizer = Tokenizer.train("words", lines.texts())
         stream = prepare_text(lines, tokenizer, tmp_path / "a.ids")

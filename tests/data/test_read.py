@@ -1,4 +1,4 @@
-"""Every form in which people have data, and every way in which it can be wrong."""
+"""Every supported data format, and every way in which a file can be wrong."""
 
 import csv
 import gzip
@@ -87,7 +87,7 @@ def test_parallel(zipped, tmp_path):
 
 
 def test_line_ends(tmp_path):
-    """A carriage return before a line feed belongs to the line end, a byte order mark to nothing."""
+    """A carriage return before a line feed belongs to the line end; a byte order mark is dropped."""
     path = put(tmp_path / "a.tsv", b"\xef\xbb\xbfone\tuno\r\ntwo\tdos\r\nthree\ttres")
     assert list(open_corpus(path, dev=0, test=0).train) == [("one", "uno"), ("two", "dos"), ("three", "tres")]
 
@@ -161,7 +161,7 @@ def test_column_missing_in_one_record(tmp_path):
 
 
 def test_text(tmp_path):
-    """All records of a running text together are the text."""
+    """The records of a running text, joined, are the text."""
     text = "First.\n\n  Second\ttab.\nÜber 我\n" * 40
     corpus = open_corpus(put(tmp_path / "a.txt.gz", text.encode()), kind="text")
     assert not corpus.train.documents
@@ -238,7 +238,7 @@ class TestFolder:
         assert list(open_corpus(tmp_path).dev) == PAIRS
 
     def test_dev_of_train(self, tmp_path):
-        """A folder without dev has one cut from train; test stays what it is."""
+        """A folder without dev files gets a dev split from train; its test files are unchanged."""
         put(tmp_path / "train.tsv", tsv([(f"s{i}", "t") for i in range(300)]))
         put(tmp_path / "test.tsv", tsv(PAIRS))
         corpus = open_corpus(tmp_path)
@@ -253,7 +253,7 @@ class TestFolder:
 
 class TestBad:
     def wrong(self, tmp_path, name, data, line, what, skipped, left=2):
-        """Refused with file and line; or skipped and counted."""
+        """A bad line is refused with file and line number, or skipped and counted."""
         path = put(tmp_path / name, data)
         told = refused(path, dev=0, test=0)
         assert told.startswith(f"{path}, {line}: "), told
@@ -293,7 +293,7 @@ class TestBad:
     @pytest.mark.parametrize("letters", [1_999, 2_000, 100_000, 5_000_000])
     @pytest.mark.parametrize("what", ["x", "ä b", "字"])
     def test_a_long_line_of_a_running_text(self, letters, what, tmp_path):
-        """It is read in pieces, which together are the text again, and split like any other."""
+        """A long line is read in pieces, which joined are the text, and split like any other."""
         long = what * (letters // len(what))
         text = put(tmp_path / "a.txt", f"short\r\n{long}\nlast".encode())
         pieces = [piece for (piece,) in open_corpus(text, kind="text", dev=0, test=0).train]
@@ -337,7 +337,7 @@ class TestBad:
         corpus = open_corpus(f"{a},{b}", bad_lines="skip", dev=0, test=0)
         assert (corpus.train.count, dict(corpus.skipped)) == (3, {"no partner": 1})
         put(b, b"1\n \n3\n4\xff\n")
-        assert refused(f"{a},{b}").startswith(f"{b}, line 2: nothing stands here")
+        assert refused(f"{a},{b}").startswith(f"{b}, line 2: this line is empty")
         corpus = open_corpus(f"{a},{b}", bad_lines="skip", dev=0, test=0)
         assert list(corpus.train) == [("1", "1"), ("3", "3")], "the others stay together"
         assert dict(corpus.skipped) == {"empty": 1, "not UTF-8": 1}
@@ -389,7 +389,7 @@ class TestBad:
         assert "which data" in refused()
         assert "did you mean 'pairs'" in refused(path, kind="pair")
         assert "did you mean 'skip'" in refused(path, bad_lines="skipp")
-        assert "longest" in refused(path, longest=0)
+        assert "max_chars" in refused(path, max_chars=0)
         assert "leave out" in refused(path, source="en", target="de")
         assert "3 files" in refused("a,b,c")
         assert "both source and target" in refused(tmp_path, source="en")
@@ -408,14 +408,14 @@ def parquet_without_rows():
 
 
 def test_sample(tmp_path):
-    """A large corpus gives about so much text, the same each time."""
+    """A large corpus gives a sample of about the given size, the same each time."""
     path = put(tmp_path / "a.tsv", tsv([(f"source {i:05}", f"target {i:05}") for i in range(5000)]))
     train = open_corpus(path, dev=0, test=0).train
     assert len(list(train.texts())) == 10_000
     assert list(train.texts(1))[:2] == ["target 00000", "target 00001"]
-    some = list(train.texts(most=24_000))
+    some = list(train.texts(max_chars=24_000))
     assert 1600 < len(some) < 2400
-    assert some == list(train.texts(most=24_000)) != list(train.texts(most=24_000, seed=2))
+    assert some == list(train.texts(max_chars=24_000)) != list(train.texts(max_chars=24_000, seed=2))
 
 
 def test_overlap(tmp_path):
@@ -426,7 +426,7 @@ def test_overlap(tmp_path):
 
 
 def test_tick(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.data.read.EVERY", 2)
+    monkeypatch.setattr("regard.data.read.TICK_EVERY", 2)
     seen = []
     open_corpus(put(tmp_path / "a.tsv", tsv(PAIRS)), dev=0, test=0, tick=seen.append)
     assert seen == [2, 4]

@@ -1,4 +1,4 @@
-"""Sound: what is read from WAV files of all kinds, other rates, and frames that are Whisper's own numbers."""
+"""Reading WAV files of all kinds, resampling, and log-mel frames equal to Whisper's."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from transformers import WhisperFeatureExtractor
 
 from regard.core import UserError
-from regard.data.mel import RATE, filters, log_mel
+from regard.data.mel import SAMPLE_RATE, log_mel, mel_filters
 from regard.data.sound import read_sound, read_wav, resample
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -25,8 +25,8 @@ def noise(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def chirp(count: int) -> torch.Tensor:
-    """Rising, fading, then nothing."""
-    at = torch.arange(count) / RATE
+    """Return a chirp that rises and fades, then silence."""
+    at = torch.arange(count) / SAMPLE_RATE
     return torch.sin(2 * torch.pi * (80 + 900 * at) * at) * torch.exp(-at) * (at < 2)
 
 
@@ -40,8 +40,8 @@ def recording(name: str) -> torch.Tensor:
 
 
 SOUNDS = {
-    "noise": lambda: noise(30 * RATE),
-    "chirp": lambda: chirp(3 * RATE),
+    "noise": lambda: noise(30 * SAMPLE_RATE),
+    "chirp": lambda: chirp(3 * SAMPLE_RATE),
     "silence": lambda: torch.zeros(999),
     **{name: lambda name=name: recording(name) for name in RECORDINGS},
 }
@@ -51,8 +51,8 @@ SOUNDS = {
 @pytest.mark.parametrize("bands", [80, 128])
 def test_frames_are_whispers(name, bands):
     sound = SOUNDS[name]()
-    theirs = WhisperFeatureExtractor(feature_size=bands)(sound.numpy(), sampling_rate=RATE, return_tensors="pt")
-    ours = log_mel(F.pad(sound, (0, 30 * RATE - len(sound))), bands)
+    theirs = WhisperFeatureExtractor(feature_size=bands)(sound.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt")
+    ours = log_mel(F.pad(sound, (0, 30 * SAMPLE_RATE - len(sound))), bands)
     assert ours.shape == (3000, bands)
     assert ours.dtype == torch.float32
     assert float((ours - theirs.input_features[0].T).abs().max()) < 1e-5
@@ -61,14 +61,14 @@ def test_frames_are_whispers(name, bands):
 @pytest.mark.parametrize("bands", [80, 128])
 def test_filters_are_whispers(bands):
     want = torch.from_numpy(WhisperFeatureExtractor(feature_size=bands).mel_filters.T).float()
-    assert torch.allclose(filters(bands), want, rtol=1e-5, atol=1e-8)
+    assert torch.allclose(mel_filters(bands), want, rtol=1e-5, atol=1e-8)
     assert float(want.max()) > 0.02
 
 
 def test_long_sounds_are_worked_on_in_parts():
-    """The seams do not show: the last frames of a long sound, beside those of its end alone."""
-    sound = noise(65 * RATE, 3)
-    whole, end = log_mel(sound, 7), log_mel(sound[60 * RATE - 1600 :], 7)
+    """Computing in chunks changes nothing: the last frames of a long sound equal those of its end alone."""
+    sound = noise(65 * SAMPLE_RATE, 3)
+    whole, end = log_mel(sound, 7), log_mel(sound[60 * SAMPLE_RATE - 1600 :], 7)
     assert whole.shape == (6500, 7)
     assert torch.allclose(whole[6000:], end[10:], atol=1e-5)
     assert log_mel(noise(170), 5).shape == (1, 5)
@@ -116,7 +116,7 @@ def test_floating_numbers(tmp_path, bits):
 def test_what_the_standard_library_writes(tmp_path):
     path, numbers = tmp_path / "one.wav", (noise(500) * 2**15).short().numpy()
     with wave.open(str(path), "wb") as out:
-        out.setparams((1, 2, RATE, 0, "NONE", ""))
+        out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         out.writeframes(numbers.astype("<i2").tobytes())
     assert torch.equal(read_sound(path), torch.from_numpy(numbers).float() / 2**15)
 
@@ -124,19 +124,19 @@ def test_what_the_standard_library_writes(tmp_path):
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 4000, 13])
 def test_a_file_that_announces_more_than_it_holds_is_refused(tmp_path, size):
     path = tmp_path / "one.wav"
-    path.write_bytes(riff(1, 2, RATE, 16, packed(NUMBERS, 16), size=size))
+    path.write_bytes(riff(1, 2, SAMPLE_RATE, 16, packed(NUMBERS, 16), size=size))
     with pytest.raises(UserError, match=rf"announces {size:,} bytes of samples, and holds 12: it was cut off"):
         read_wav(path)
 
 
 @pytest.mark.parametrize("old", [8000, 11025, 22050, 44100, 48000, 15990])
 def test_other_rates(old):
-    """A tone stays a tone, as long and as loud."""
+    """A resampled tone keeps its frequency, length and amplitude."""
     for hertz in (90, 1000, 3400):
         at = torch.arange(old // 4, dtype=torch.float64) / old
         found = resample(torch.sin(2 * torch.pi * hertz * at).float(), old)
-        assert len(found) == -(-len(at) * RATE // old)
-        want = torch.sin(2 * torch.pi * hertz * torch.arange(len(found), dtype=torch.float64) / RATE).float()
+        assert len(found) == -(-len(at) * SAMPLE_RATE // old)
+        want = torch.sin(2 * torch.pi * hertz * torch.arange(len(found), dtype=torch.float64) / SAMPLE_RATE).float()
         assert float((found - want)[400:-400].abs().max()) < 1e-3
 
 
@@ -145,7 +145,7 @@ def test_what_is_too_high_for_the_new_rate_is_gone():
     assert float(resample(torch.sin(2 * torch.pi * 9500 * at), 48000)[400:-400].abs().max()) < 3e-3
     assert float(resample(torch.ones(4000), 44100)[400:-400].sub(1).abs().max()) < 1e-5
     same = noise(50)
-    assert resample(same, RATE) is same
+    assert resample(same, SAMPLE_RATE) is same
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_what_is_too_high_for_the_new_rate_is_gone():
         (b"", "is empty"),
         (b"hello", "is not a WAV file"),
         (b"RIFF\0\0\0\0WAVE", "without a description of its samples"),
-        (riff(1, 1, RATE, 16, b"")[:-8], "without samples"),
-        (riff(1, 1, RATE, 16, b""), "holds no sound"),
-        (riff(7, 1, RATE, 8, bytes(9)), "not read (kind 7, 8 bits)"),
-        (riff(1, 0, RATE, 16, bytes(8)), "0 channels"),
+        (riff(1, 1, SAMPLE_RATE, 16, b"")[:-8], "without samples"),
+        (riff(1, 1, SAMPLE_RATE, 16, b""), "holds no sound"),
+        (riff(7, 1, SAMPLE_RATE, 8, bytes(9)), "not read (kind 7, 8 bits)"),
+        (riff(1, 0, SAMPLE_RATE, 16, bytes(8)), "0 channels"),
         (riff(1, 1, 1, 16, bytes(8)), "1 channels and 1 samples a second"),
         (riff(1, 1, 2**31 - 1, 8, bytes(8)), "2147483647 samples a second"),
-        (riff(3, 1, RATE, 32, struct.pack("<ff", 0.5, float("nan"))), "samples that are not numbers"),
+        (riff(3, 1, SAMPLE_RATE, 32, struct.pack("<ff", 0.5, float("nan"))), "samples that are not numbers"),
     ],
 )
 def test_bad_files(tmp_path, content, message):

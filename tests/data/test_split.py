@@ -1,4 +1,4 @@
-"""One file in three parts: the same each time, and no source in two of them."""
+"""Splitting one file in three: reproducible, and with no source in two splits."""
 
 import pytest
 
@@ -50,13 +50,13 @@ def test_no_source_in_two_parts(tmp_path):
 
 
 def test_reproducible(tmp_path):
-    """By the seed alone, whatever the order of the lines."""
+    """The split depends on the seed alone, not on the order of the lines."""
     records = rows(300)
     first = parts(open_corpus(put(tmp_path, records), seed=3))
     again = parts(open_corpus(put(tmp_path, records[::-1]), seed=3))
     assert {name: sorted(part) for name, part in first.items()} == {name: sorted(part) for name, part in again.items()}
     assert parts(open_corpus(put(tmp_path, records), seed=4))["test"] != first["test"]
-    assert split.place("word", 1) == 400116, "never another place in another version"
+    assert split.hash_bin("word", 1) == 400116, "never another place in another version"
 
 
 def test_larger_dev_leaves_test(tmp_path):

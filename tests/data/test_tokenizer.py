@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: there and back, and no text can pretend to be a mark."""
+"""Tokenizers of every kind round-trip texts, and no text becomes a special token."""
 
 import json
 from contextlib import suppress
@@ -60,7 +60,7 @@ class TestEvery:
         assert [entry.name for entry in path.parent.iterdir()] == ["tokenizer.json"]
 
     def test_decodes_any_numbers(self, kind, made):
-        """A model may say anything, arrays included."""
+        """Any ids can be decoded, arrays included."""
         rng = np.random.default_rng(0)
         for _ in range(50):
             assert isinstance(made[kind].decode(rng.integers(0, made[kind].size + 9, 7)), str)
@@ -71,7 +71,7 @@ class TestEvery:
             assert Tokenizer.train(kind, TEXTS, 400).hash() == made[kind].hash()
 
     def test_lowercase(self, kind):
-        tokenizer = Tokenizer.train(kind, TEXTS, 400, lowercase=True, normalise="nfkc")
+        tokenizer = Tokenizer.train(kind, TEXTS, 400, lowercase=True, normalize="nfkc")
         upper, lower = tokenizer.encode(["ÜBER ﬁ THE DOG", "über fi the dog"])
         assert upper == lower
         assert len(set(lower)) > 2
@@ -96,7 +96,7 @@ def test_any_text_comes_back(kind, made, text):
 @given(text=st.text(st.characters(exclude_categories=())))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_goes_through(kind, made, text):
-    """Halves of surrogate pairs as well."""
+    """Texts with lone surrogates can be encoded."""
     (ids,) = made[kind].encode([text])
     assert isinstance(made[kind].decode(ids), str)
     assert not set(ids) & {0, 2, 3}
@@ -131,7 +131,7 @@ def test_rare_characters_are_bytes(kind, made):
 
 
 def test_without_spaces(made):
-    """Chinese is cut into pieces that were learned, and comes out without gaps."""
+    """Chinese is split into learned pieces, and decoded without spaces."""
     text = "我不知道他是谁。"
     assert len(made["bpe"].encode([text])[0]) < len(text)
     for kind in KINDS:
@@ -167,7 +167,7 @@ def test_bytes():
 
 
 def test_keeps_lines(made):
-    assert {kind for kind in KINDS if made[kind].keeps_lines()} == {"bpe", "unigram", "bytes", "characters"}
+    assert {kind for kind in KINDS if made[kind].keeps_newlines()} == {"bpe", "unigram", "bytes", "characters"}
 
 
 def test_refuses():
@@ -176,7 +176,7 @@ def test_refuses():
         (("bpe", ["a"], 100), "at least 260"),
         (("words", ["a"], 2), "at least 5"),
         (("characters", []), "no text"),
-        (("bpe", ["a"], 300, False, "nfd"), "unknown normalise"),
+        (("bpe", ["a"], 300, False, "nfd"), "unknown normalize"),
     ]:
         with pytest.raises(UserError, match=what):
             Tokenizer.train(*arguments)

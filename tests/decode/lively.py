@@ -83,7 +83,7 @@ def ask(model: Model, rows: tuple[int, ...] = (0, 1, 2, 3)) -> Request:
     tokens, valid = ragged(SOURCES if model.kind == "encoder-decoder" else PROMPTS)
     if model.source_embed is not None:
         torch.manual_seed(5)
-        tokens = model.source_embed.draw(*tokens.shape)  # not every source is made of tokens
+        tokens = model.source_embed.random_input(*tokens.shape)  # not every source is made of tokens
     tokens, valid = tokens[list(rows), : max(lengths)], valid[list(rows), : max(lengths)]
     if model.kind == "encoder-decoder":
         with torch.no_grad():

@@ -195,5 +195,5 @@ def test_requests_that_make_no_sense_are_refused():
         beam(Toy(4), ask([[1], []], 3), 2)
     broken = Toy(4)
     broken.out[0] = torch.nan
-    with pytest.raises(UserError, match="not numbers"):
+    with pytest.raises(UserError, match="logits are NaN"):
         beam(broken, ask(PROMPTS, 3), 2)

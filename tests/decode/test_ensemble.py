@@ -68,7 +68,7 @@ def test_a_model_with_itself_is_itself():
     model = MODELS["transformer"]
     team = Ensemble([model, model])
     request = asked(team)
-    alone = greedy(model, request._replace(memory=request.memory.each[0]))
+    alone = greedy(model, request._replace(memory=request.memory.per_model[0]))
     same([[one] for one in greedy(team, request)], [[one] for one in alone])
 
 
@@ -84,7 +84,7 @@ def test_models_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="of one kind"):
         Ensemble([MODELS["transformer"], MODELS["rwkv4"]])
     other = regard.build("transformer", "tiny", VOCAB + 1)
-    with pytest.raises(UserError, match="same tokens"):
+    with pytest.raises(UserError, match="same vocabulary"):
         Ensemble([MODELS["transformer"], other])
     with pytest.raises(UserError, match="at least one"):
         Ensemble([])
@@ -119,7 +119,7 @@ def test_loss_is_that_of_the_mean(words):
     runs = team_of_runs(words, ("transformer", "seq2seq-luong"))
     team = Run(Ensemble([run.model for run in runs]), words, words)
     pair = ("the dog sat", "a cat")
-    source, target = words.frame([pair[0]])[0], [*words.encode([pair[1]])[0], words.end]
+    source, target = words.encode_with_special_tokens([pair[0]])[0], [*words.encode([pair[1]])[0], words.end]
     tokens = torch.tensor([[words.start, *target[:-1]]])
     p = sum(run.model(tokens, source=torch.tensor([source])).softmax(-1) for run in runs) / 2
     wanted = -p[0, range(len(target)), target].log().mean()
@@ -135,7 +135,7 @@ def test_where_all_of_them_looked(words):
         assert answer.alignment is not None
         rows = torch.tensor(answer.alignment.weights)
         torch.testing.assert_close(rows.sum(1), torch.ones(len(rows)))
-        assert rows.shape == (len(answer.tokens) + answer.ended, len(words.frame([text])[0]))
+        assert rows.shape == (len(answer.tokens) + answer.ended, len(words.encode_with_special_tokens([text])[0]))
     alone = [run.predict(TEXTS[:1], config, attention=True)[0][0].alignment.weights[0] for run in runs]
     mean = torch.tensor(alone).mean(0)
     torch.testing.assert_close(torch.tensor(found[0][0].alignment.weights[0]), mean)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.core import UserError, build
-from regard.decode.int8 import Int8Head, Int8Linear, quantise
+from regard.decode.int8 import Int8Head, Int8Linear, quantize
 from regard.files import recipe as recipes
 from regard.verify import laws
 
@@ -56,9 +56,9 @@ def test_the_laws_hold(name):
     with torch.no_grad():
         for parameter in plain.parameters():  # so that no bias and no gate is as it was born
             parameter += 0.02 * torch.randn_like(parameter)
-    model = quantise(copy.deepcopy(plain))
+    model = quantize(copy.deepcopy(plain))
     assert any(isinstance(module, Int8Linear) for module in model.modules())
-    given = model.draw(3, 17)
+    given = model.random_inputs(3, 17)
     with torch.no_grad():
         wanted = plain(**given)
         assert 0 < (model(**given) - wanted).norm() / wanted.norm() < 0.2
@@ -69,11 +69,11 @@ def test_the_laws_hold(name):
 
 
 def test_the_head_as_well():
-    assert isinstance(quantise(made("gpt2")).head, Int8Head)
+    assert isinstance(quantize(made("gpt2")).head, Int8Head)
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="float32 models on a cpu"):
-        quantise(made("gpt2").half())
+        quantize(made("gpt2").half())
     with pytest.raises(UserError, match="two towers"):
-        quantise(build(recipes.load("clip", "tiny") | {"vocab": 61}))
+        quantize(build(recipes.load("clip", "tiny") | {"vocab": 61}))

@@ -31,7 +31,7 @@ SEARCHES = every("greedy", "beam", few=("sampling", "patient beam"))
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
     """Scores are made for a few rows at a time, however few there are."""
-    monkeypatch.setattr(result, "SCORES", 5 * VOCAB)
+    monkeypatch.setattr(result, "LOGITS_AT_A_TIME", 5 * VOCAB)
 
 
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
@@ -76,7 +76,7 @@ def test_what_is_heard_is_what_is_answered(name, temperature):
     def listen(row: int, token: int) -> None:
         heard[row].append(token)
 
-    answers = sample(Lively(model), ask(model), temperature, seeds=[1, 2, 3, 4], listen=listen)
+    answers = sample(Lively(model), ask(model), temperature, seeds=[1, 2, 3, 4], on_token=listen)
     assert heard == [answer.tokens for answer in answers]
 
 
@@ -100,7 +100,7 @@ class Guesses:
 def test_guesses_change_nothing(name, temperature):
     """Good ones, bad ones, and none."""
     model = MODELS[name]
-    request = ask(model)._replace(most=torch.tensor([9, 3, 14, 1]))
+    request = ask(model)._replace(max_new_tokens=torch.tensor([9, 3, 14, 1]))
     if model.kind == "encoder-decoder":  # so that the draft knows which row it is
         request = request._replace(prefix=torch.arange(4, 8)[:, None])
     sampling = SamplingParams(temperature, repetition_penalty=1.1)
@@ -109,7 +109,7 @@ def test_guesses_change_nothing(name, temperature):
     begins = [row[:n] for row, n in zip(request.prefix.tolist(), lengths, strict=True)]
     answers = [b + a.tokens + [END] for b, a in zip(begins, wanted, strict=True)]
     asked = []
-    for draft in (Guesses(answers, lengths), NgramDraft(least=1), lambda held, count: [[] for _ in held]):
+    for draft in (Guesses(answers, lengths), NgramDraft(shortest=1), lambda held, count: [[] for _ in held]):
         stepper = Counted(Lively(model))
         found = speculate(stepper, request, draft, 3, sampling, seeds=[1, 2, 3, 4])
         same([[answer] for answer in found], [[answer] for answer in wanted])
@@ -138,7 +138,7 @@ def test_what_all_begin_with_is_read_once(name, monkeypatch):
     prefix, real = torch.cat((begins, request.prefix), 1), torch.ones_like(begins, dtype=torch.bool)
     longer = request._replace(prefix=prefix, valid=torch.cat((real, request.valid), 1))
     apart = greedy(LivelyAhead(model), longer)
-    monkeypatch.setattr(result, "SAME", 4)
+    monkeypatch.setattr(result, "MIN_SHARED_PREFIX", 4)
     assert longer._same() == 9
     same([[answer] for answer in greedy(LivelyAhead(model), longer)], [[answer] for answer in apart])
 

@@ -7,7 +7,7 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 
 import regard
 from regard.decode import Request, beam, greedy, sample
-from regard.decode.rules import never, not_first, times, together
+from regard.decode.rules import compose, suppress, suppress_at_begin, timestamps
 
 END, PLAIN, VOCAB = 11, 14, 31
 ZERO = PLAIN + 1
@@ -35,7 +35,7 @@ def test_times_as_transformers(length, latest):
     config = GenerationConfig(eos_token_id=END, bos_token_id=END)
     config.no_timestamps_token_id, config.max_initial_timestamp_index = PLAIN, latest
     theirs = WhisperTimeStampLogitsProcessor(config, begin_index=2)
-    ours = together([never([PLAIN]), times(ZERO, END, latest)])
+    ours = compose([suppress([PLAIN]), timestamps(ZERO, END, latest)])
     said = histories(40, length)
     before = torch.full((40, 2), 12)
     seen = set()
@@ -52,10 +52,10 @@ def test_times_as_transformers(length, latest):
 def test_what_is_never_said():
     scores = torch.randn(3, VOCAB)
     none, one = torch.zeros(3, 0, dtype=torch.long), torch.zeros(3, 1, dtype=torch.long)
-    assert never([4, 6, 999])(scores, one).isinf().nonzero()[:, 1].tolist() == [4, 6] * 3
-    assert not_first([4])(scores, none)[:, 4].isinf().all()
-    assert torch.equal(not_first([4])(scores, one), scores)
-    assert together([]) is None
+    assert suppress([4, 6, 999])(scores, one).isinf().nonzero()[:, 1].tolist() == [4, 6] * 3
+    assert suppress_at_begin([4])(scores, none)[:, 4].isinf().all()
+    assert torch.equal(suppress_at_begin([4])(scores, one), scores)
+    assert compose([]) is None
 
 
 def no_twice(scores: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_every_strategy_keeps_a_rule(config):
     prefix = torch.tensor([[2, 7], [2, 9], [2, 4], [2, 4]])
     most = torch.tensor([9, 3, 12, 6])
     plain = WAYS[config](model, Request(prefix, 3, most))
-    found = WAYS[config](model, Request(prefix, 3, most, rule=no_twice))
+    found = WAYS[config](model, Request(prefix, 3, most, logits_processor=no_twice))
     assert any(len(set(one.tokens)) < len(one.tokens) for answers in plain for one in answers)
     for row, answers in enumerate(found):
         for one in answers:
@@ -90,5 +90,5 @@ def test_every_strategy_keeps_a_rule(config):
             logs = [no_twice(scores[i : i + 1], torch.tensor([said[:i]], dtype=torch.long)) for i in range(len(said))]
             logs = torch.cat(logs).log_softmax(-1)
             assert one.logprob == pytest.approx(float(logs[range(len(said)), said].sum()), rel=1e-5)
-    alone = WAYS[config](model, Request(prefix[2:3], 3, most[2:3], rule=no_twice))[0]
+    alone = WAYS[config](model, Request(prefix[2:3], 3, most[2:3], logits_processor=no_twice))[0]
     assert [one.tokens for one in alone] == [one.tokens for one in found[2]]

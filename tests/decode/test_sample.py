@@ -8,7 +8,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.decode import Request, greedy, sample, stream
-from regard.decode.sample import discourage, draw, likely
+from regard.decode.sample import candidate_weights, draw_tokens, penalize_repetition
 
 from .toy import END, Toy, ask
 
@@ -18,7 +18,9 @@ PROMPTS = [[1], [2, 1, 3], [3, 3]]
 
 def share(**sampling: float) -> list[float]:
     """The chance of each token, as the code has it."""
-    weights, tokens = likely(torch.tensor([SCORES], dtype=torch.float64), **({"temperature": 1.0} | sampling))
+    weights, tokens = candidate_weights(
+        torch.tensor([SCORES], dtype=torch.float64), **({"temperature": 1.0} | sampling)
+    )
     dense = torch.zeros(1, len(SCORES), dtype=torch.float64)
     dense = weights if tokens is None else dense.scatter(1, tokens, weights)
     return (dense / dense.sum()).tolist()[0]
@@ -88,7 +90,7 @@ def test_top_p_is_of_what_top_k_left():
 
 def test_repetition():
     before = torch.tensor([[3, 1, 3], [6, 6, 6]])
-    found = discourage(torch.tensor([SCORES, SCORES], dtype=torch.float64), before, 2.0)
+    found = penalize_repetition(torch.tensor([SCORES, SCORES], dtype=torch.float64), before, 2.0)
     assert found.tolist() == [[2.0, -2.0, 0.5, 1.5, *SCORES[4:]], [*SCORES[:6], 0.5]]
 
 
@@ -97,8 +99,8 @@ def test_draws_follow_the_weights(top_k):
     """Evenly spread noise hits each token in proportion."""
     count = 20_000
     noise = (torch.arange(count) + 1) / count
-    weights, tokens = likely(torch.tensor([SCORES]).expand(count, -1), 1.0, top_k)
-    drawn = draw(weights, tokens, noise)
+    weights, tokens = candidate_weights(torch.tensor([SCORES]).expand(count, -1), 1.0, top_k)
+    drawn = draw_tokens(weights, tokens, noise)
     found = torch.bincount(drawn, minlength=7) / count
     assert found.tolist() == pytest.approx(share(top_k=top_k), abs=2e-4)
 
@@ -107,7 +109,7 @@ def test_draws_at_the_ends_of_the_noise():
     """Neither the least nor the greatest noise leads to a token without weight."""
     weights = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
     for noise, wanted in ((1e-30, 1), (0.3, 1), (0.31, 2), (1.0, 2)):
-        assert draw(weights, None, torch.tensor([noise], dtype=torch.float64)).tolist() == [wanted]
+        assert draw_tokens(weights, None, torch.tensor([noise], dtype=torch.float64)).tolist() == [wanted]
 
 
 def test_many_draws_follow_the_model():
@@ -185,8 +187,10 @@ def test_a_finished_row_never_runs_past_the_positions():
     prompts = [[1, 2, 3, 4, 5, 6], [1], [2], [3], [4], [5]]
     request = ask(prompts, [2, 7, 7, 7, 7, 7])
     answers = greedy(model, request._replace(end=10))
-    assert model.limit == request.room == 7
-    assert all(a.ended or len(a.tokens) == most for a, most in zip(answers, request.most.tolist(), strict=True))
+    assert model.limit == request.capacity == 7
+    assert all(
+        a.ended or len(a.tokens) == most for a, most in zip(answers, request.max_new_tokens.tolist(), strict=True)
+    )
     alone = [greedy(model, ask([p], m)._replace(end=10))[0] for p, m in zip(prompts, [2, 7, 7, 7, 7, 7], strict=True)]
     assert [a.tokens for a in answers] == [a.tokens for a in alone]
 

@@ -25,7 +25,7 @@ def near(found, wanted):
 def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, rows=3, fused=True):
     """Scores, and how many branches each call of a kernel took."""
     torch.manual_seed(2)
-    given = model.draw(rows, steps)
+    given = model.random_inputs(rows, steps)
     tokens, calls, scores, run = given.pop("tokens"), [], [], decode.Program.run
 
     def counted(own, *more):
@@ -49,6 +49,7 @@ def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, row
 WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "llama", "mistral", "qwen", "rotary"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_a_step_of_a_whole_stack_is_that_of_its_parts(name, rows, threads, monkeypatch):

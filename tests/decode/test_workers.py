@@ -7,7 +7,7 @@ import time
 import pytest
 
 from regard.core import UserError
-from regard.decode.workers import at_once
+from regard.decode.workers import run_parallel
 from regard.machine import Fork
 
 JOBS = [[n] for n in range(7)]
@@ -17,7 +17,7 @@ BY = pytest.mark.parametrize("forks", [True, False])
 @BY
 @pytest.mark.parametrize("many", [1, 2, 3, 20])
 def test_every_job_once(many, forks):
-    done = list(at_once(JOBS, lambda job: job[0] ** 2, many, forks))
+    done = list(run_parallel(JOBS, lambda job: job[0] ** 2, many, forks))
     assert sorted(done) == [(job, job[0] ** 2) for job in JOBS]
 
 
@@ -29,7 +29,7 @@ def test_an_error_is_told(raised, forks):
             raise raised("a strange batch")
 
     with pytest.raises(UserError if raised is UserError else Exception, match="a strange batch"):
-        list(at_once(JOBS, work, 2, forks))
+        list(run_parallel(JOBS, work, 2, forks))
 
 
 def test_a_process_that_ends_is_told():
@@ -38,11 +38,11 @@ def test_a_process_that_ends_is_told():
             os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(UserError, match=r"helps in decoding.*has ended"):
-        list(at_once(JOBS, work, 2, True))
+        list(run_parallel(JOBS, work, 2, True))
 
 
 def test_who_has_enough_leaves_nobody_behind():
-    jobs = at_once([[os.getpid()] for _ in range(5)], lambda job: os.getpid(), 2, True)
+    jobs = run_parallel([[os.getpid()] for _ in range(5)], lambda job: os.getpid(), 2, True)
     (first,), helper = next(jobs)
     assert helper != first
     jobs.close()
@@ -52,8 +52,8 @@ def test_who_has_enough_leaves_nobody_behind():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
-    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("regard.machine.MAX_IDLE", 3.0)
+    monkeypatch.setattr("regard.machine.POLL_SECONDS", 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_a_process_that_does_nothing_is_told(impatient, how, tmp_path):
             os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else time.sleep(600)
 
     with pytest.raises(UserError, match=r"helps in decoding did nothing for 3 seconds.*ended"):
-        list(at_once(JOBS, work, 2, True))
+        list(run_parallel(JOBS, work, 2, True))
     with pytest.raises(ProcessLookupError):  # not even a zombie
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -92,7 +92,7 @@ def test_long_work_is_waited_for(impatient):
             pass
         return job[0]
 
-    assert sorted(done for _, done in at_once(JOBS[:2], work, 2, True)) == [0, 1]
+    assert sorted(done for _, done in run_parallel(JOBS[:2], work, 2, True)) == [0, 1]
 
 
 @pytest.mark.parametrize("size", [1 << 10, 1 << 24])

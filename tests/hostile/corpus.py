@@ -26,7 +26,7 @@ import regard
 from regard.cli import main
 from regard.convert import convert
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 
 program = sys.modules["regard.cli.app"]  # the name stands for the object in it, too
 COMMANDS = typer.main.get_command(program.app)  # made once: typer makes them for every call
@@ -69,7 +69,7 @@ def hugging_face_folder(recipe: str, folder: Path) -> Path:
 
 def text_run(folder: Path) -> Path:
     """A finished language model, as regard itself leaves it."""
-    words = with_marks(Tokenizer.train("words", TEXTS))
+    words = with_special_tokens(Tokenizer.train("words", TEXTS))
     torch.manual_seed(5)
     small = ["model.width=12", "model.heads=3", "model.depth=1", "model.layer.0.feedforward.hidden=20"]
     model = regard.build("transformer-decoder", "tiny", words.size, small)

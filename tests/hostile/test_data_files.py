@@ -21,7 +21,7 @@ from regard.core import UserError
 from regard.data import forms
 from regard.data.graph import open_graph
 from regard.data.images import open_image
-from regard.data.pictures import open_pictures
+from regard.data.pictures import open_images
 from regard.data.sound import read_sound
 
 from .corpus import damaged, hugging_face_folder, outcome, text_run, wav
@@ -111,13 +111,13 @@ def test_a_picture_that_is_a_bomb(home, side):
 
 
 def test_a_picture_too_narrow(home, tmp_path):
-    from regard.data.images import Lens
+    from regard.data.images import ImageProcessor
 
     Image.new("L", (1, 30_000)).save(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"a picture of 1 x 30,000 pixels is too narrow to be resized"):
-        Lens(10_000).pixels(open_image(tmp_path / "a.png"))
+        ImageProcessor(10_000).resize_and_crop(open_image(tmp_path / "a.png"))
     with pytest.raises(UserError, match=r"size is height and width in pixels, up to 16,384, not 1000000000"):
-        Lens(10**9)
+        ImageProcessor(10**9)
 
 
 @given(st.data())
@@ -148,7 +148,7 @@ def test_a_sound_that_announces_four_gigabytes(tmp_path):
 
 def test_a_line_without_an_end(home, monkeypatch):
     """Zeros are zipped a thousand times smaller: nobody reads on until they end."""
-    monkeypatch.setattr(forms, "ENDLESS", 1 << 22)
+    monkeypatch.setattr(forms, "MAX_LINE_BYTES", 1 << 22)
     (home / "zeros.tsv.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     told = outcome(home, "evaluate", "run", "--data", "zeros.tsv.gz", "--metric", "loss", "--columns", "0")
     assert "zeros.tsv.gz holds a line of more than 4,194,304 bytes, which is no text" in told
@@ -160,7 +160,7 @@ def test_a_zipped_table_that_is_a_bomb(home):
     assert "zeros.parquet.gz becomes more than 100 times larger unzipped" in told
 
 
-@pytest.mark.parametrize("opened", [open_graph, open_pictures])
+@pytest.mark.parametrize("opened", [open_graph, open_images])
 def test_arrays_damaged(tmp_path, opened):
     path = tmp_path / "a.npz"
     good = graph() if opened is open_graph else arrays(images=np.zeros((9, 2, 2), np.uint8), labels=np.arange(9) % 2)

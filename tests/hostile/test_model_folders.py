@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 
 from .corpus import FAMILIES, NASTY, TEXTS, changed, damaged, dropped, hugging_face_folder, outcome, places
 
@@ -229,7 +229,7 @@ CHANGES = [  # of a run that came from elsewhere: its family, the file, the plac
 @pytest.mark.parametrize(("family", "name", "place", "value"), CHANGES)
 def test_a_converted_run_with_another_value(tmp_path, family, name, place, value):
     hugging_face_folder(family, tmp_path)
-    words = with_marks(Tokenizer.train("words", TEXTS))
+    words = with_special_tokens(Tokenizer.train("words", TEXTS))
     words.save(tmp_path / family / "tokenizer.json")
     assert outcome(tmp_path, "convert", family, "run") == ""
     path = tmp_path / "run" / name

@@ -99,7 +99,7 @@ def test_every_value_of_the_job_in_every_command(home, run, command):
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        ({}, "tells of no data that it was trained with"),
+        ({}, "does not record its training data"),
         ({"data": 5}, "run/run.json: job.data: is 5, and should be a string or null"),
         ([], "run/run.json: job: is [], and should be a table"),
     ],
@@ -321,7 +321,7 @@ def test_every_number_of_a_checkpoint(begun, tmp_path, entry):
                 shutil.copy(begun / "pairs.tsv", tmp_path / "pairs.tsv")
                 for folder in (tmp_path / "run" / "checkpoints").iterdir():
                     (folder / "trainer.json").write_text(json.dumps(made))
-                    sums = checkpoint.sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
+                    sums = checkpoint.sha256_sums(folder, ("model.safetensors", "trainer.safetensors", "trainer.json"))
                     (folder / "SHA256SUMS").write_text(sums)
                 outcome(tmp_path, *arguments)
                 shutil.rmtree(tmp_path / "run")

@@ -19,7 +19,7 @@ LINEAR = (
 
 
 class Written(TorchDispatchMode):
-    """Counts the numbers that operations make. Views make none; some write into a few places of what they return."""
+    """Counts the elements that operations write. Views write none; some write only a part of what they return."""
 
     count = 0
 
@@ -38,14 +38,14 @@ def written(name: str, length: int) -> int:
     lengthen(table["model"])
     torch.manual_seed(0)
     model = build(table)
-    model(model.embed.draw(1, length))  # what a pattern of that length lets see is found once
+    model(model.embed.random_input(1, length))  # what a pattern of that length lets see is found once
     with Written() as all_of_them, losses(model) as more:
-        (model(model.embed.draw(1, length)).square().mean() + more()).backward()
+        (model(model.embed.random_input(1, length)).square().mean() + more()).backward()
     return all_of_them.count
 
 
 def lengthen(table) -> None:
-    """What is built for a certain length is built for the longer one."""
+    """Parts with a maximum length are built for the longer one."""
     for key, value in table.items() if isinstance(table, dict) else enumerate(table):
         if key == "length" and isinstance(value, int):
             table[key] = max(value, 2 * SHORT)
@@ -59,5 +59,5 @@ def test_twice_as_long_is_twice_the_work(name):
 
 
 def test_full_attention_is_more():
-    """So the count sees what it should."""
+    """Quadratic attention is counted as quadratic."""
     assert written("alibi", 2 * SHORT) > 3 * written("alibi", SHORT)

@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.core import Context, Embed, Head, UserError, part
 from regard.schema import find, names
-from regard.verify.laws import LIMIT, count_flops, differ
+from regard.verify.laws import LIMIT, count_flops, max_difference
 
 WIDTH, VOCAB, BATCH, TIME = 24, 31, 4, 13
 HEADS = [(name, index) for name in names(Head) for index in range(len(find(Head, name).examples))]
@@ -39,11 +39,11 @@ class TestHeads:
         noisy = torch.where(VALID[..., None], x, 1e3 * torch.randn_like(x))
         other = head(noisy, Context.begin(BATCH, TIME, valid=VALID))
         real = slice(None) if head.pools else VALID
-        assert differ(other[real].detach(), whole[real].detach()) <= LIMIT
+        assert max_difference(other[real].detach(), whole[real].detach()) <= LIMIT
         for row, length in enumerate(LENGTHS.tolist()):
             alone = head(x[row : row + 1, :length], Context.begin(1, length))[0]
             same = whole[row] if head.pools else whole[row, :length]
-            assert differ(same.detach(), alone.detach()) <= LIMIT
+            assert max_difference(same.detach(), alone.detach()) <= LIMIT
         whole[real].square().sum().backward()
         assert bool((x.grad[~VALID] == 0).all())
         assert bool(torch.isfinite(x.grad).all())
@@ -66,40 +66,40 @@ class TestHeads:
 class TestEmbeds:
     def test_shape(self, name, index):
         embed = make(Embed, name, index)
-        x = embed(embed.draw(BATCH, TIME), Context.begin(BATCH, TIME))
+        x = embed(embed.random_input(BATCH, TIME), Context.begin(BATCH, TIME))
         assert x.shape == (BATCH, TIME, WIDTH)
         assert x.dtype == torch.float64
 
     def test_padding_changes_nothing(self, name, index):
         embed = make(Embed, name, index)
-        tokens = embed.draw(BATCH, TIME)
+        tokens = embed.random_input(BATCH, TIME)
         whole = embed(tokens, Context.begin(BATCH, TIME, valid=VALID)).detach()
         mask = VALID.view(BATCH, TIME, *[1] * (tokens.dim() - 2))
-        noisy = torch.where(mask, tokens, embed.draw(BATCH, TIME))
+        noisy = torch.where(mask, tokens, embed.random_input(BATCH, TIME))
         other = embed(noisy, Context.begin(BATCH, TIME, valid=VALID)).detach()
-        assert differ(other[VALID], whole[VALID]) <= LIMIT
+        assert max_difference(other[VALID], whole[VALID]) <= LIMIT
 
     def test_rows_at_different_places(self, name, index):
-        """Each row goes on from where it stands, and gives what it gives as a whole."""
+        """Each row continues from its own position, and gives what it gives in one pass."""
         embed = make(Embed, name, index)
-        tokens = embed.draw(BATCH, TIME)
+        tokens = embed.random_input(BATCH, TIME)
         segments = torch.randint(getattr(embed, "segment_table", torch.ones(1)).shape[0], (BATCH, TIME))
         whole = embed(tokens, Context.begin(BATCH, TIME, segments=segments)).detach()
         past, time = torch.tensor([0, 5, 9, 3]), 4
         at = past[:, None] + torch.arange(time)
         rows = torch.arange(BATCH)[:, None]
         step = embed(tokens[rows, at], Context.after(past, time, segments=segments[rows, at]))
-        assert differ(step.detach(), whole[rows, at]) <= LIMIT
+        assert max_difference(step.detach(), whole[rows, at]) <= LIMIT
 
     def test_flops(self, name, index):
         embed = make(Embed, name, index)
-        tokens = embed.draw(1, TIME)
+        tokens = embed.random_input(1, TIME)
         assert embed.flops(TIME) == count_flops(embed, lambda: embed(tokens, Context.begin(1, TIME)))
 
 
 def test_segments_are_read():
     embed = part(Embed, {"part": "segments", "types": 3, "norm": "none"}, width=WIDTH, vocab=VOCAB)
-    tokens, segments = embed.draw(2, 5), torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 0]])
+    tokens, segments = embed.random_input(2, 5), torch.tensor([[0, 0, 1, 2, 2], [1, 1, 1, 0, 0]])
     want = embed.table[tokens] + embed.segment_table[segments]
     assert torch.allclose(embed(tokens, Context.begin(2, 5, segments=segments)), want)
     none = embed(tokens, Context.begin(2, 5))
@@ -108,7 +108,7 @@ def test_segments_are_read():
 
 @pytest.mark.parametrize("how", ["first", "last", "mean", "max"])
 def test_pools(how):
-    """Against the plain reading of the word, row by row."""
+    """Pooling against its definition, row by row."""
     head = part(Head, {"part": "regress", "outputs": WIDTH, "pool": how}, width=WIDTH)
     torch.nn.init.eye_(head.out.weight)
     torch.nn.init.zeros_(head.out.bias)
@@ -134,7 +134,7 @@ def test_vectors_to_answers(head):
         assert whole.shape == ((BATCH, 3) if model.head.pools else (BATCH, TIME, 5))
         for row, length in enumerate(LENGTHS.tolist()):
             alone = model(x[row : row + 1, :length])[0]
-            assert differ(whole[row] if model.head.pools else whole[row, :length], alone) <= LIMIT
+            assert max_difference(whole[row] if model.head.pools else whole[row, :length], alone) <= LIMIT
     assert model.cost(TIME).flops == count_flops(model, lambda: model(x[:1]))
 
 
@@ -176,7 +176,7 @@ def test_three_way_tie(tmp_path):
 
 
 def test_tie_with_factors():
-    """A narrow table is tied to a head that comes down to as many channels."""
+    """A narrow table is tied to a head with a hidden layer of as many channels."""
     model = transformer("all", embed={"part": "tokens", "dim": 10}, head={"part": "vocabulary", "hidden": 10})
     assert model.head.table is model.embed.table is model.source_embed.table
     assert model.head.table.shape == (VOCAB, 10)
@@ -204,7 +204,7 @@ def test_bad_recipes(more, message):
 def test_bad_inputs():
     model = transformer("all")
     good = torch.zeros(2, 5, dtype=torch.long)
-    with pytest.raises(UserError, match="tokens reach from 0 to 31, but the table knows 0 to 30"):
+    with pytest.raises(UserError, match="tokens range from 0 to 31, but the table has rows 0 to 30"):
         model(good + torch.tensor([0, 0, 31, 0, 0]), source=good)
     with pytest.raises(UserError, match="tokens must be whole numbers"):
         model(good.float(), source=good)

@@ -26,17 +26,17 @@ def test_laws(name, index, seed):
 
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
 def test_one_position(name, index):
-    """A sequence of one is a sequence."""
+    """A sequence of one position works."""
     subject = laws.Subject(make(name, index))
     x, memory = subject.inputs(2, 1), subject.memory(2)
-    y = subject.whole(x, None, memory)
+    y = subject.forward(x, None, memory)
     assert y.shape == (2, 1, subject.module.out_width)
     assert bool(torch.isfinite(y).all())
 
 
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
 def test_long_steps_in_two_layers(name, index):
-    """Layers share what they find out about a step, so that one alone proves little."""
+    """Layers share cached facts about a step, so one layer alone proves little."""
     if not make(name, index).streams or issubclass(find(Mixer, name), Pointwise):
         return
     torch.manual_seed(index)

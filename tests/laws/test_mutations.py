@@ -8,9 +8,9 @@ import torch
 
 import regard
 from regard.bases import cache, multihead
-from regard.core import Mixer, Place, hooks, part, state
+from regard.core import Mixer, Place, part, state
 from regard.core import context as contexts
-from regard.core.mixer import under
+from regard.core.mixer import pad_and_cat
 from regard.decode import session as sessions
 from regard.decode.session import Session, Snapshot
 from regard.ops import dispatch
@@ -27,7 +27,7 @@ def make(**given) -> Mixer:
 
 
 def broken(mixer: Mixer) -> set[str]:
-    """The laws that do not hold. A crash counts: it is as loud as a difference."""
+    """The laws that do not hold. An exception counts as a violation."""
     wrong = set()
     subject = laws.Subject(mixer)
     for law in (laws.alone, laws.cuts, laws.causal, laws.selects, laws.reorders, laws.joins, laws.gradients):
@@ -42,18 +42,18 @@ def broken(mixer: Mixer) -> set[str]:
 
 
 def cache_off_by_one(patch):
-    """Every key lands one slot too far."""
+    """Every key is written one slot too far."""
     real = multihead.write
     patch.setattr(multihead, "write", lambda cache, slot, new: real(cache, (slot + 1) % cache.shape[1], new))
 
 
 def mask_off_by_one(patch):
-    """A query may look one place ahead."""
+    """A query may attend to the next position."""
     patch.setattr(Causal, "allows", lambda self, query_at, key_at: key_at <= query_at + 1)
 
 
 def eviction_off_by_one(patch):
-    """The cache drops a key one position too early, and chunks are one."""
+    """The cache drops a key one position too early, with chunks of one position."""
     patch.setattr(Window, "keeps", lambda self, key_at, now: now - key_at < self.size - 1)
     patch.setattr(multihead, "CHUNK", 1)
 
@@ -70,7 +70,7 @@ def swapped_axis(patch):
 
 
 def stale_position(patch):
-    """Rows are believed to stand where the first one stands."""
+    """All rows are treated as if they were at the position of the first row."""
     real = contexts.Context.after.__func__
     patch.setattr(
         contexts.Context,
@@ -80,7 +80,7 @@ def stale_position(patch):
 
 
 def padding_written(patch):
-    """Columns that are not real are cached as if they were."""
+    """Padding is cached as if it were valid."""
     real = multihead.MultiHead._step
     patch.setattr(
         multihead.MultiHead,
@@ -90,7 +90,7 @@ def padding_written(patch):
 
 
 def slot_taken_twice(patch):
-    """Two positions share a slot although both are still wanted."""
+    """Two positions share a slot although both are still needed."""
     real = multihead.slots
 
     def slots(pattern, length, chunk):
@@ -101,12 +101,12 @@ def slot_taken_twice(patch):
 
 
 def holes_look_real(patch):
-    """Where a batch is joined by one that holds less, what is not there counts as the first position."""
-    patch.setattr(cache, "under", lambda tensors, nothing=0: under(tensors))
+    """When batches are joined, the empty slots of the smaller one count as position 0."""
+    patch.setattr(cache, "pad_and_cat", lambda tensors, value=0: pad_and_cat(tensors))
 
 
 def sources_mixed_up(patch):
-    """Rows that enter a batch look at the sources of those that were there."""
+    """Rows that join a batch attend to the sources of other rows."""
     patch.setattr(cache, "accumulate", lambda sizes, initial: [0 for _ in sizes])
 
 
@@ -136,20 +136,20 @@ def test_caught(mutation, given, monkeypatch):
 
 
 def expire() -> None:
-    """Forget what was derived from the patterns while they were broken."""
+    """Clear caches that were derived from the patterns while they were broken."""
     for remembered in vars(patterns).values():
         if hasattr(remembered, "cache_clear"):
             remembered.cache_clear()
 
 
 def long_steps_in_one_piece(patch):
-    """A long step drops keys before the queries that want them."""
+    """A long step drops keys before the queries that need them."""
     patch.setattr(multihead, "pieces", lambda x, context, size: [(x, context)])
 
 
 def tables_of_slots_written_in_place(patch):
-    """Layers that share a table of slots find there what an earlier layer wrote for later columns."""
-    patch.setattr(multihead, "with_written", multihead.write)
+    """Layers that share a slot table see what an earlier layer wrote for later positions."""
+    patch.setattr(multihead, "written_copy", multihead.write)
 
 
 def steps_that_drop_nothing(patch):
@@ -170,7 +170,7 @@ def steps_that_drop_nothing(patch):
 
 
 def steps_without_gradients(patch):
-    """The fused step is taken where weights learn, but no input does."""
+    """The fused step is taken where weights require gradients, but the input does not."""
     real = Session._step_fused
 
     def step_fused(self, x, state, context):
@@ -181,28 +181,28 @@ def steps_without_gradients(patch):
 
 
 def states_that_share_buffers(patch):
-    """Every state writes where the one before it wrote."""
+    """Every state writes into the buffers of the one before it."""
     patch.setattr(regard.core.Model, "_with_free_buffers", lambda self, state: state)
 
 
 def old_states_that_lost_keys(patch):
-    """A cache that forgets is believed to remember all."""
+    """A cache that drops keys is treated as if it kept all."""
     patch.setattr(multihead.MultiHead, "can_return", lambda self, begin, end: True)
 
 
 def plans_of_another_model(patch):
-    """A fused step is planned once and for all."""
+    """The plan of a fused step is never renewed."""
     patch.setattr(Snapshot, "holds", lambda self: True)
 
 
 def copies_that_forget_what_was_lost(patch):
-    """A copy of a state is believed to be whole."""
-    patch.setattr(state.Version, "may_have_lost", property(lambda self: not self.is_newest))
+    """A copy of a state is treated as if it had lost no keys."""
+    patch.setattr(state.Version, "may_be_overwritten", property(lambda self: not self.is_newest))
 
 
 def steps_that_hooks_do_not_see(patch):
-    """A step of a mixer is never a call of it."""
-    patch.setattr(hooks, "hooked", lambda module: False)
+    """Hooks do not fire in steps."""
+    patch.setattr(contexts, "hooked", lambda module: False)
 
 
 def steps_that_replace_methods(patch):
@@ -211,7 +211,7 @@ def steps_that_replace_methods(patch):
 
 
 def keys_written_in_place(patch):
-    """Keys that do not learn are overwritten while a gradient wants them as they were."""
+    """Keys without gradient are overwritten although the backward pass needs their old values."""
     real = cache.write
 
     def write(cache, slot, new):
@@ -224,7 +224,7 @@ def keys_written_in_place(patch):
 
 
 def biases_side_by_side(patch):
-    """The numbers of a bias are believed to lie side by side."""
+    """A bias is treated as contiguous."""
     patch.setattr(sessions, "is_contiguous", lambda weight, *more: weight.is_contiguous())
     patch.setattr(torch.Tensor, "contiguous", lambda self: self)
 

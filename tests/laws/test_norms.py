@@ -15,7 +15,7 @@ VALID = torch.arange(TIME)[None] < LENGTHS[:, None]
 
 
 def make(name: str, index: int, training: bool) -> Norm:
-    """With learned numbers and running statistics that are not those of birth."""
+    """A norm with parameters and running statistics that differ from their initial values."""
     torch.manual_seed(index)
     norm = part(Norm, {"part": name, **find(Norm, name).examples[index]}, width=WIDTH).double()
     with torch.no_grad():
@@ -45,7 +45,8 @@ def test_shape_and_dtype(name, index, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
 def test_padding_changes_nothing(name, index, training):
-    """Nor its amount, in three steps, gradients and running statistics included."""
+    """Neither the values nor the amount of padding matter, over three steps, gradients and running statistics
+    included."""
 
     def run(garbage: float, more: int) -> list[torch.Tensor]:
         valid = nn.functional.pad(VALID, (0, more))

@@ -52,7 +52,7 @@ def grid(pattern: Pattern, length: int = LENGTH) -> Tensor:
 
 
 def wanted_later(allowed: Tensor) -> Tensor:
-    """(now, keys): whether a query at `now` or later may look, in any row and head, found by trying them all."""
+    """(now, keys): whether a query at `now` or later may attend to the key, in any row and head, by brute force."""
     seen = allowed.flatten(0, 1).any(0)
     return torch.stack([seen[now:].any(0) for now in range(len(seen))])
 
@@ -78,7 +78,7 @@ def check_causal(pattern: Pattern) -> None:
 
 
 def check_slots(pattern: Pattern, chunk: int, sizes: list[int]) -> None:
-    """Simulates a cache: every step writes its positions, then all its queries look."""
+    """Simulates a cache: every step writes its positions, then its queries read."""
     where = slots(pattern, LENGTH, chunk)
     wanted = grid(pattern).flatten(0, 1).any(0)
     cache = torch.full((where.counts[LENGTH - 1],), -1)
@@ -128,7 +128,7 @@ def test_a_fixed_pattern_takes_any_batch(pattern):
 
 @EACH
 def test_nobody_sees_a_hole_by_accident(pattern):
-    """Caches mark an empty slot by -1. Kernels take it away, and asking about it must not fail."""
+    """Caches mark empty slots by -1. Kernels mask them, and `allows` must not fail for them."""
     got = pattern.allows(torch.arange(5)[None, None, :, None], torch.tensor([-1, 2, -1])[None, None, None, :])
     assert torch.equal(got[..., 1], grid(pattern)[..., :5, 2])
 
@@ -223,7 +223,7 @@ def test_expressions_in_slots(pattern, chunk, sizes):
 @given(EXPRESSIONS, EXPRESSIONS)
 @TRIES
 def test_algebra(one, two):
-    """& | ~ mean what they say, head by head."""
+    """& | ~ are the logical operations, head by head."""
     both, either, neither = (grid(p) for p in (one & two, one | two, ~(one | two)))
     heads = torch.arange(both.shape[1])
     a, b = (grid(p)[:, heads % p.heads] for p in (one, two))

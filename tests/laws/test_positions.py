@@ -50,7 +50,7 @@ def test_laws_in_attention(name, index):
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in INSIDE}))
 def test_laws_with_a_cache_that_forgets(name):
-    """A key that is gone takes its distance with it, which `cost` does not know; all else holds."""
+    """`cost` does not count that dropped keys also drop their distances; all other laws hold."""
     findings = laws.check(attention(name, 0, kv_heads=1, pattern="causal & window(5)"))
     hold([finding for finding in findings if finding.law != "cost"])
 
@@ -85,7 +85,7 @@ def test_laws_in_an_embed(name, index):
 @pytest.mark.parametrize(("name", "index"), RELATIVE)
 @pytest.mark.parametrize("pattern", ["causal", "everything"])
 def test_only_differences_matter(name, index, pattern):
-    """All places moved by the same amount: the same scores, and the same output."""
+    """Shifting all positions changes neither scores nor outputs."""
     mixer = attention(name, index, pattern=pattern, kernel="reference")
     x = torch.randn(2, 13, 24, dtype=torch.float64)
     at = torch.stack((torch.arange(13), torch.arange(3, 16)))
@@ -95,18 +95,18 @@ def test_only_differences_matter(name, index, pattern):
             y = mixer(x, Context(at + shift))
         results.append((y, seen["attend.weights"][0]))
     for y, weights in results[1:]:
-        assert laws.differ(y, results[0][0]) < 1e-9
-        assert laws.differ(weights, results[0][1]) < 1e-9
+        assert laws.max_difference(y, results[0][0]) < 1e-9
+        assert laws.max_difference(weights, results[0][1]) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "index"), [v for v in RELATIVE if v[0] != "none"])
 def test_differences_do_matter(name, index):
-    """What stands elsewhere is seen otherwise."""
+    """The output depends on the positions."""
     mixer = attention(name, index, pattern="everything")
     x = torch.randn(2, 13, 24, dtype=torch.float64)
     at = torch.arange(13).expand(2, 13)
     with torch.no_grad():
-        assert laws.differ(mixer(x, Context(at)), mixer(x.roll(4, 1), Context(at)).roll(-4, 1)) > 1e-4
+        assert laws.max_difference(mixer(x, Context(at)), mixer(x.roll(4, 1), Context(at)).roll(-4, 1)) > 1e-4
 
 
 @pytest.mark.parametrize(("name", "index"), EMBEDS)
@@ -166,13 +166,13 @@ def test_xpos_stays_in_range_up_to_its_limit():
     for start in (0, 20000, limit - 13):
         at = Context(torch.arange(start, start + 13).expand(2, 13))
         with torch.no_grad():
-            assert laws.differ(mixer(x, at).double(), exact(x.double(), at)) < 1e-4
+            assert laws.max_difference(mixer(x, at).double(), exact(x.double(), at)) < 1e-4
     with pytest.raises(UserError, match="centre must be from 0 to"):
         part(Position, {"part": "xpos", "centre": 10**6}, dim=8)
 
 
 def test_both_orders_of_transformer_xl_agree():
-    """Many queries map the places, few map themselves."""
+    """Many queries project the positions, few queries project themselves."""
     torch.manual_seed(0)
     position = part(Position, "transformer_xl", width=24, heads=3, dim=8).double()
     q, at = torch.randn(1, 3, 40, 8, dtype=torch.float64), torch.arange(40)[None, None]
@@ -181,26 +181,26 @@ def test_both_orders_of_transformer_xl_agree():
     with torch.no_grad():
         whole = position.bias(at[..., None], at[:, :, None], q)
         one = position.bias(at[..., 39:, None], at[:, :, None], q[:, :, 39:])
-    assert laws.differ(one, whole[:, :, 39:]) < 1e-12
+    assert laws.max_difference(one, whole[:, :, 39:]) < 1e-12
 
 
 @pytest.mark.parametrize("index", range(4))
 def test_what_transformer_xl_says(index):
-    """The second term of the paper's score, place by place."""
+    """The second term of the paper's score, position by position."""
     torch.manual_seed(0)
     given = find(Position, "transformer_xl").examples[index]
     position = part(Position, {"part": "transformer_xl", **given}, width=24, heads=3, dim=8).double()
     q = torch.randn(2, 3, 13, 8, dtype=torch.float64)
     with torch.no_grad():
         at = torch.arange(13)[None, None]
-        said = position.bias(at[..., None], at[:, :, None], position.probe(q))
+        said = position.bias(at[..., None], at[:, :, None], position.bias_query(q))
         for i, j in ((0, 0), (9, 2), (12, 0), (3, 9)):
             far = i - j if given.get("bidirectional", True) else max(i - j, 0)
             far = max(min(far, given.get("clip", 99)), -given.get("clip", 99))
             angle = far * 10000 ** (-torch.arange(0, 24, 2, dtype=torch.float64) / 24)
             place = position.of_place(torch.cat((angle.sin(), angle.cos()))).view(3, 8)
             want = ((q[:, :, i] + position.v) * place).sum(-1)
-            assert laws.differ(said[:, :, i, j], want) < 1e-9
+            assert laws.max_difference(said[:, :, i, j], want) < 1e-9
 
 
 def turned(**given) -> torch.Tensor:
@@ -208,7 +208,7 @@ def turned(**given) -> torch.Tensor:
 
 
 def test_scalings_of_rotary():
-    """What each leaves alone and what it slows down: pairs come fastest first."""
+    """Which frequencies each scaling keeps and which it lowers, the highest first."""
     plain = turned()
     assert torch.allclose(turned(scaling={"kind": "linear", "factor": 8}), plain / 8)
 
@@ -285,4 +285,4 @@ def test_a_bias_has_the_scale_of_the_score(name, scale):
         for weight in changed:
             weight.mul_(2)
         x = torch.randn(2, 13, 24, dtype=torch.float64)
-        assert laws.differ(two(x, Context.begin(2, 13)), one(x, Context.begin(2, 13))) < 1e-9
+        assert laws.max_difference(two(x, Context.begin(2, 13)), one(x, Context.begin(2, 13))) < 1e-9

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import apart
+from regard.core import models_in
 from regard.files import recipe
 from regard.verify import laws
 
@@ -24,24 +24,24 @@ def test_laws(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cuts_in_float32(name):
-    """As users have it: rounding alone may differ."""
-    for model in apart(make(name)).values():
+    """In float32: only rounding may differ."""
+    for model in models_in(make(name)).values():
         subject = laws.Subject(model)
         if not subject.streams:
             continue
         model.float().eval()
         time = min(150, model.limit or 150)
-        x, given = model.draw(3, time).pop("tokens"), {}
+        x, given = model.random_inputs(3, time).pop("tokens"), {}
         with torch.no_grad():
             if model.source_embed is not None:
-                given["memory"] = model.encode(model.source_embed.draw(3, 7))
+                given["memory"] = model.encode(model.source_embed.random_input(3, 7))
             whole, state, parts, begin = model(x, **given), model.start(3, time, **given), [], 0
             for size in (time - 20, 1, 1, 1, 2, time):
                 y, state = model.step(x[:, begin : begin + size], state)
                 parts.append(y)
                 begin += size
         assert whole.dtype == torch.float32
-        assert laws.differ(torch.cat(parts, 1), whole) < 2e-4
+        assert laws.max_difference(torch.cat(parts, 1), whole) < 2e-4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +49,7 @@ def test_learns_one_step(name):
     """One step down the gradient makes the loss on the same batch smaller."""
     model = make(name)
     model.eval()  # no dropout between the two losses
-    given = model.draw(3, 13)
+    given = model.random_inputs(3, 13)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(2):
@@ -65,9 +65,9 @@ def test_learns_one_step(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_saves_and_loads(name, tmp_path):
-    """After a step of learning, too: nothing is left of what was made from the weights before."""
+    """Also after a training step: nothing derived from the old weights remains."""
     model = make(name).eval()
-    given = model.draw(2, 13)
+    given = model.random_inputs(2, 13)
     with torch.no_grad():
         before = model(**given)
     model(**given).square().mean().backward()

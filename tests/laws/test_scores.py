@@ -41,7 +41,7 @@ def test_dots_run_on_the_fast_kernels(name, index):
         y.square().sum().backward()
         results.append([y.detach(), *(p.grad for p in mixer.parameters())])
     for one, two in zip(*results, strict=True):
-        assert laws.differ(one, two) < 1e-9
+        assert laws.max_difference(one, two) < 1e-9
 
 
 def compare(score: Score, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -84,16 +84,16 @@ def test_cosine_of_nothing_is_finite():
     assert bool(torch.isfinite(q.grad).all())
 
 
-def test_location_refuses_places_that_it_does_not_know():
+def test_location_refuses_positions_beyond_its_length():
     mixer = attention("location", 0)
     with torch.no_grad():
         mixer(torch.randn(2, 29, 24), Context.begin(2, 29))
-        with pytest.raises(UserError, match="knows 29 places, and a key stands at 29"):
+        with pytest.raises(UserError, match="has 29 positions, and there is a key at position 29"):
             mixer(torch.randn(2, 30, 24), Context.begin(2, 30))
         across = attention("location", 0, over="memory")
         memory = Memory(torch.randn(2, 30, 24), torch.arange(30)[None] < torch.tensor([[7], [29]]))
         across(torch.randn(2, 40, 24), Context.begin(2, 40, memory=memory))  # the last place is padding
-        with pytest.raises(UserError, match="a key stands at 29"):
+        with pytest.raises(UserError, match="there is a key at position 29"):
             across(torch.randn(2, 40, 24), Context.begin(2, 40, memory=memory._replace(valid=None)))
 
 

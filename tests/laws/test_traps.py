@@ -18,7 +18,7 @@ def make(name: str, index: int) -> Mixer:
 
 def memory_for(batch: int, dtype: torch.dtype) -> Memory:
     x = torch.randn(batch, 7, 24).to(dtype)
-    return Memory(x, torch.arange(7)[None] < torch.tensor([7, 4, 1][:batch])[:, None], views=(x,))
+    return Memory(x, torch.arange(7)[None] < torch.tensor([7, 4, 1][:batch])[:, None], layer_outputs=(x,))
 
 
 def run(mixer: Mixer, x: torch.Tensor, valid: torch.Tensor | None, memory: Memory) -> torch.Tensor:
@@ -46,7 +46,7 @@ def test_half_precision(name, index, dtype):
 
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
 def test_nothing_but_padding(name, index):
-    """A row without a real position gives something finite, takes no gradient from the others, and disturbs nobody."""
+    """A row of only padding gives finite outputs and gradients, and does not affect other rows."""
     mixer = make(name, index).double()
     torch.manual_seed(9)
     x = torch.randn(3, 6, mixer.width, dtype=torch.float64, requires_grad=True)

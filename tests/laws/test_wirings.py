@@ -18,7 +18,7 @@ MLP = {"part": "mlp", "hidden": 20}
 
 
 def disturb(module: nn.Module) -> nn.Module:
-    """No number as at birth, so that a weight that starts at zero or one hides nothing."""
+    """Randomize all parameters, so that initial zeros and ones hide nothing."""
     torch.manual_seed(3)
     with torch.no_grad():
         for p in module.parameters():
@@ -61,7 +61,7 @@ TAKES_NORM = [name for name in names(Wiring) if "norm" in inspect.signature(find
 
 @pytest.mark.parametrize("name", TAKES_NORM)
 def test_padding_changes_nothing_in_training(name):
-    """Every norm is told which positions are real: batch norm looks at all of them in training."""
+    """Every norm receives the mask of valid positions, which batch norm needs in training."""
     valid = torch.arange(9)[None] < torch.tensor([9, 4, 1])[:, None]
     found = []
     for garbage in (1.0, 1e3):

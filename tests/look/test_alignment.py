@@ -29,7 +29,7 @@ def test_sizes_must_agree():
 
 
 def test_signs_that_are_no_letters(tmp_path):
-    """Dollars are no formulas, spaces are seen, and a letter that the font lacks is no accident."""
+    """Dollar signs are literal, spaces are visible, and missing glyphs raise no error."""
     source, target = ["$x_{", " ", "\n", "$"], ["你好", " the ", r"\frac$"]
     png(WEIGHTS, source, target, tmp_path / "a.png", "a $ title _ of \\ signs$")
     axes = figure(WEIGHTS, source, target).axes[0]

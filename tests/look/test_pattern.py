@@ -13,8 +13,8 @@ causal & window(3)
 0 █▄···
 2 ▀██▄·
 4 ··▀▀▀
-rows are queries, columns are keys; two queries in a line: █ both may look, ▀ the upper, ▄ the lower
-5 positions, a query looks at 2.4 keys on average, never ahead, and a cache of 3 is enough"""
+rows are queries, columns are keys; two queries per line: █ both allowed, ▀ the upper, ▄ the lower
+5 positions, a query attends to 2.4 keys on average, causal, with a cache of 3 keys"""
 
 PLAIN = """\
 window(2)
@@ -29,8 +29,8 @@ window(2)
  8 .......###.
  9 ........###
 10 .........##
-rows are queries, columns are keys; # may look, . may not
-11 positions, a query looks at 2.818 keys on average, also ahead"""
+rows are queries, columns are keys; # allowed, . masked
+11 positions, a query attends to 2.818 keys on average, not causal"""
 
 HEADS = """\
 causal & heads(window(1), first(1), window(1))

@@ -1,4 +1,4 @@
-"""Where time and memory go: every part is named, and nothing is counted twice or lost."""
+"""Profiles of time and memory: every part is labeled, and everything is counted once."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from regard.cli import main
 from regard.core import build
 from regard.files import recipe as recipes
-from regard.look.profile import REST, Labels, decoding, training
+from regard.look.profile import OTHER, PartLabels, profile_decoding, profile_training
 
 SMALL = ["model.width=24", "model.heads=2", "model.depth=2"]
 
@@ -21,7 +21,7 @@ def made(name: str, *more: str, vocab: int = 61):
 
 def test_every_part_of_a_transformer_has_its_time():
     model = made("transformer", "model.dropout=0.1")
-    step = training(model, 3, 11)
+    step = profile_training(model, 3, 11)
     parts = {row.part: row for row in step.rows}
     for part in ("encoder mixer attention", "decoder cross attention", "decoder feedforward mlp", "decoder norm layer"):
         assert parts[part].forward > 0
@@ -31,7 +31,7 @@ def test_every_part_of_a_transformer_has_its_time():
     assert {"loss", "embed tokens", "source embed tokens"} <= parts.keys()
     whole = sum(row.forward + row.backward for row in step.rows)
     assert whole == pytest.approx(step.seconds)
-    assert parts[REST].forward + parts[REST].backward < 0.5 * whole
+    assert parts[OTHER].forward + parts[OTHER].backward < 0.5 * whole
     assert step.tokens == 33
     assert step.memory["kept"] == sum(row.kept for row in step.rows)
     assert step.memory["optimizer"] >= 2 * step.memory["weights"]
@@ -39,7 +39,7 @@ def test_every_part_of_a_transformer_has_its_time():
 
 def test_a_decoding_step_has_no_backward_and_tells_the_state():
     model = made("gpt2")
-    step = decoding(model, 3, 11)
+    step = profile_decoding(model, 3, 11)
     assert all(row.backward == 0 for row in step.rows)
     parts = {row.part: row for row in step.rows}
     assert step.memory["state"] == parts["decoder mixer attention"].kept > 0
@@ -47,13 +47,13 @@ def test_a_decoding_step_has_no_backward_and_tells_the_state():
 
 
 def test_what_waits_is_counted_once():
-    """By whoever wants it first; weights do not wait."""
-    labels = Labels(made("gpt2"))
+    """Saved tensors count for the part that saves them first; weights do not count."""
+    labels = PartLabels(made("gpt2"))
     x = torch.randn(3, 7, requires_grad=True)
-    with labels.keeping() as kept, labels.named("one"):
+    with labels.saved_bytes() as kept, labels.scope("one"):
         held = x * 2
         one = held.square()
-        with labels.named("two"):
+        with labels.scope("two"):
             two = held.exp() * held
     assert kept == {"one": 3 * 7 * 4, "two": 3 * 7 * 4}
     assert one.grad_fn is not None
@@ -65,8 +65,8 @@ def test_parts_are_as_before():
     tokens = torch.arange(8)[None]
     model.eval()
     before = model(tokens)
-    training(model, 2, 5)
-    decoding(model, 2, 5)
+    profile_training(model, 2, 5)
+    profile_decoding(model, 2, 5)
     model.eval()
     assert "forward" not in vars(model.stack.layers[0].branches["mixer"])
     assert "step" not in vars(model.stack.layers[0].branches["mixer"])

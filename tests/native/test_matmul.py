@@ -20,6 +20,7 @@ def drawn(*size, turned=False, dtype=torch.float32):
     return torch.randn(*size[::-1], dtype=dtype).T if turned else torch.randn(*size, dtype=dtype)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize(("rows", "wide", "deep"), SIZES)
 @pytest.mark.parametrize("turned", [(False, True), (True, False)])
@@ -50,6 +51,7 @@ def test_of_nothing(known):
     assert multiply(known, torch.randn(0, 5), torch.randn(5, 4)).shape == (0, 4)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", list(CLOSE))
 @pytest.mark.parametrize("activation_name", ACTIVATIONS)
 def test_bends_after_it(threads, known, dtype, activation_name):
@@ -74,7 +76,7 @@ def test_what_is_not_a_number_stays_where_it_is(known):
 
 
 def test_room_is_kept_and_grows(known, monkeypatch):
-    monkeypatch.setattr(products, "KEPT", 4 * 30 * 40)
+    monkeypatch.setattr(products, "MAX_KEPT", 4 * 30 * 40)
     for deep, wide in ((3, 5), (30, 40), (10, 9), (60, 80)):
         x, p = torch.randn(50, deep), torch.randn(deep, wide)
         near(multiply(known, x, p), x @ p)

@@ -9,6 +9,7 @@ from regard.ops import cross_entropy as fused
 from regard.ops import dispatch
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [3, 5, 512])
@@ -16,7 +17,7 @@ from regard.ops import dispatch
 @pytest.mark.parametrize("turned", [True, False])
 def test_equals_plain(smoothing, with_bias, rows, own, turned, monkeypatch):
     """In parts and at once, by whoever multiplies, however it all lies."""
-    monkeypatch.setattr(fused, "ROWS", rows)
+    monkeypatch.setattr(fused, "MAX_ROWS", rows)
     monkeypatch.setattr(fused, "TILE", 1)
     monkeypatch.setattr(dispatch, "LEAST_WORK", 1)
     if (known := build.load_kernels()) is not None:

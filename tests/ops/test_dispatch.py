@@ -52,13 +52,13 @@ def test_without_kernels_the_reason_is_told(monkeypatch):
 
 def test_what_touches_a_module():
     module = torch.nn.Linear(2, 3)
-    module.step = 16  # a number of somebody's own is no way to step
-    assert dispatch.touch(module) == ""
+    module.step = 16  # a number of somebody's own does not replace the method
+    assert dispatch.why_touched(module) == ""
     module.step = lambda x: x
-    assert dispatch.touch(module) == "has a step of its own"
+    assert dispatch.why_touched(module) == "has a step of its own"
     hook = module.register_forward_hook(lambda *given: None)
-    assert dispatch.touch(module) == "has a hook or a forward of its own"
+    assert dispatch.why_touched(module) == "has a hook or a forward of its own"
     hook.remove()
     every = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
-    assert dispatch.touch(torch.nn.Linear(2, 3)) == "is hooked, as all modules are"
+    assert dispatch.why_touched(torch.nn.Linear(2, 3)) == "is hooked, as all modules are"
     every.remove()

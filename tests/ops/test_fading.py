@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.ops import delta as delta_rule
 from regard.ops.delta import delta
-from regard.ops.fading import fade, flops, with_ones
+from regard.ops.fading import flops, gated_linear_attention, with_ones
 from regard.verify.laws import count_flops
 
 BATCH, HEADS, KEY, VALUE = 2, 3, 5, 7
@@ -79,6 +79,7 @@ def same(ours, want, limit=TINY):
         assert float(((one - two).abs() / two.abs().clamp(min=1)).detach().max()) < limit
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("time", LENGTHS)
 @pytest.mark.parametrize("bonus", [False, True])
 @pytest.mark.parametrize("kind", DECAYS)
@@ -86,7 +87,7 @@ def test_loop(kind, bonus, time):
     given = draw(time, kind, bonus)
     want = run(loop, given)
     for chunk in (64, 8, 1) if time < 65 else (64,):
-        same(run(fade, given, chunk=chunk), want)
+        same(run(gated_linear_attention, given, chunk=chunk), want)
 
 
 @pytest.mark.parametrize("time", LENGTHS)
@@ -102,7 +103,7 @@ def test_columns_that_are_not_real(kind):
     """They neither write nor fade, whatever stands in them."""
     given = draw(13, kind)
     valid = torch.arange(13) < torch.tensor([[6], [0]])
-    kernel, plain = (delta, loop_delta) if kind == "delta" else (fade, loop)
+    kernel, plain = (delta, loop_delta) if kind == "delta" else (gated_linear_attention, loop)
     (y, state), (want, last) = kernel(**given, valid=valid), plain(**given, valid=valid)
     same([y[0, :, :6], state], [want[0, :, :6], last])
     assert torch.equal(state[1], given["state"][1])
@@ -113,7 +114,7 @@ def test_columns_that_are_not_real(kind):
 def test_cuts(kind):
     """The state carries over from one call to the next."""
     given = draw(150, kind)
-    kernel = delta if kind == "delta" else fade
+    kernel = delta if kind == "delta" else gated_linear_attention
     want, last = kernel(**given)
     state, outputs = given.pop("state"), []
     for begin, end in ((0, 1), (1, 70), (70, 83), (83, 150)):
@@ -134,9 +135,9 @@ def test_weak_and_strong_decays(kind, strength):
     if given["decay"] is not None:
         with torch.no_grad():
             given["decay"] *= torch.rand_like(given["decay"]) < 0.2
-    want = run(fade, given)
+    want = run(gated_linear_attention, given)
     single = {n: None if t is None else t.detach().float().requires_grad_() for n, t in given.items()}
-    same(run(fade, single), [t.float() for t in want], 2e-4)
+    same(run(gated_linear_attention, single), [t.float() for t in want], 2e-4)
 
 
 @pytest.mark.parametrize("kind", DECAYS)
@@ -145,17 +146,17 @@ def test_hundred_thousand_steps(kind):
     state, steps = None, 8192
     given = {n: None if t is None else t.detach().float() for n, t in draw(steps, kind).items() if n != "state"}
     for _ in range(13):
-        y, state = fade(**given, state=state)
+        y, state = gated_linear_attention(**given, state=state)
     assert bool(torch.isfinite(y).all())
     assert bool(torch.isfinite(state).all())
     if kind != "none":
-        same([state], [fade(**given)[1]], 1e-3)
+        same([state], [gated_linear_attention(**given)[1]], 1e-3)
 
 
 def test_normaliser():
     """The channel of ones counts what the weights sum to."""
     q, k, v = (torch.rand(2, 3, 70, n, dtype=torch.float64) for n in (5, 5, 7))
-    y, state = fade(q, k, with_ones(v))
+    y, state = gated_linear_attention(q, k, with_ones(v))
     weights = (q @ k.mT).tril()
     same([y[..., :-1] / y[..., -1:]], [weights @ v / weights.sum(-1, keepdim=True)])
     same([state[..., -1]], [k.sum(2)])
@@ -166,7 +167,7 @@ def test_normaliser():
 def test_half_precision(kind, dtype):
     """Sums are kept in single precision: only what comes in and goes out is rounded."""
     given = {n: None if t is None else t.detach().to(dtype) for n, t in draw(150, kind).items()}
-    kernel = delta if kind == "delta" else fade
+    kernel = delta if kind == "delta" else gated_linear_attention
     y, state = kernel(**given)
     want, last = kernel(**{n: None if t is None else t.double() for n, t in given.items()})
     assert y.dtype == dtype
@@ -182,7 +183,7 @@ def test_flops(time):
         given = {n: None if t is None else t.detach()[:1] if n in "qkv" else t for n, t in draw(time, kind).items()}
         given["state"] = given["state"].detach()[:1]
         given["decay"] = given["decay"][:1] if kind in ("time", "channel") else given["decay"]
-        counted = count_flops(module, lambda given=given: fade(**given))
+        counted = count_flops(module, lambda given=given: gated_linear_attention(**given))
         assert counted == flops(time, HEADS, KEY, VALUE, channels)
     given = {n: t.detach()[:1] for n, t in draw(time, "delta").items()}
     assert count_flops(module, lambda: delta(**given)) == delta_rule.flops(time, HEADS, KEY, VALUE)
@@ -195,7 +196,7 @@ def test_no_tensor_is_as_large_as_the_square_of_the_length():
         sizes = []
         given = draw(time, "channel")
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            fade(**given)
+            gated_linear_attention(**given)
         return sum(sizes)
 
     assert largest(2048) < 2.1 * largest(1024)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.bases.shift import after
+from regard.bases.shift import shifted
 from regard.core import Context
-from regard.ops.scan import peaks, scan
+from regard.ops.scan import max_scan, scan
 
 
 def inputs(time):
@@ -38,14 +38,14 @@ def test_peaks(time):
     for t in range(time):
         top = torch.maximum(top + fall[:, t], x[:, t])
         want.append(top)
-    found = peaks(fall, x, torch.full((2, 3), float("-inf")))
+    found = max_scan(fall, x, torch.full((2, 3), float("-inf")))
     assert torch.allclose(found, torch.stack(want, 1), rtol=0, atol=1e-5)
 
 
 def test_after():
     first, x = torch.zeros(3, 2), torch.randn(3, 4, 2)
     lengths = torch.tensor([4, 0, 2])
-    before, last = after(first, x, Context.begin(3, 4, valid=torch.arange(4)[None] < lengths[:, None]))
+    before, last = shifted(first, x, Context.begin(3, 4, valid=torch.arange(4)[None] < lengths[:, None]))
     assert torch.equal(before[:, 1:], x[:, :-1])
     assert torch.equal(before[:, 0], first)
     assert torch.equal(last, torch.stack((x[0, 3], first[1], x[2, 1])))

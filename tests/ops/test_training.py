@@ -50,6 +50,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("many", "groups", "queries", "keys", "dim"), SIZES)
 @pytest.mark.parametrize("kind", ["all", "causal", "keys", "pairs", "by head", "bias"])
@@ -104,6 +105,7 @@ def ours_or_torchs(monkeypatch, known, own):
     monkeypatch.setattr(dispatch, "LEAST_WORK", 1)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("biased", ["qkvo", "vo", ""])
@@ -155,6 +157,7 @@ def test_attention_teaches_only_who_learns(known, monkeypatch):
     assert torch.equal(alone, torch.autograd.grad(y.sum(), [x, *maps])[2])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("own", [True, False])
 def test_a_map(threads, known, dtype, own, monkeypatch):
@@ -165,6 +168,7 @@ def test_a_map(threads, known, dtype, own, monkeypatch):
     )
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation_name", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
@@ -187,6 +191,7 @@ def test_feed_forward(threads, known, dtype, activation_name, bias, own, monkeyp
     near(with_gradients(ours, *tensors), with_gradients(torchs, *tensors))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("many", [1, 31, 32, 33, 1000])
 def test_dropout(threads, known, dtype, many):
@@ -213,6 +218,7 @@ def test_dropout_is_the_same_in_both_kinds_of_numbers(known):
     assert torch.equal(kept(torch.float32), kept(torch.float64))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("words", [3, 16, 61, 1000])
 @pytest.mark.parametrize("bias", [True, False])

@@ -63,7 +63,7 @@ def evolved_layer(golden: Golden, table: dict, depth: int) -> Stack:
 
 
 def channels(c: dict) -> int | None:
-    """Of a head, where they are not the width's share."""
+    """The head dimension, where it is not width / heads."""
     assert c["attention_key_channels"] == c["attention_value_channels"]
     return c["attention_key_channels"] // c["num_heads"] or None
 
@@ -282,8 +282,8 @@ def multiview_primitives(golden: Golden) -> list[Finding]:
         layers = [torch_layer(f"layers.{i}", f"{side}.{i}", width, attentions) for i in range(depth)]
         golden.load(stack, {ours: theirs for layer in layers for ours, theirs in layer.items()})
     source, target = golden.input("src"), golden.input("tgt")
-    x, _, views = encoder.finish(source, Context.begin(*source.shape[:2]), views=True)
-    memory = Memory(x, views=views)
+    x, _, views = encoder.forward_with_states(source, Context.begin(*source.shape[:2]), views=True)
+    memory = Memory(x, layer_outputs=views)
     whole, steps = {}, {}
     for name, chosen in c["view_maps"].items():
         for layer, index in zip(decoder.layers, chosen, strict=True):
@@ -333,10 +333,10 @@ def floater(golden: Golden) -> list[Finding]:
     tokens = golden.input("src")
     out = stack(embed(tokens) * width**0.5, Context.begin(*tokens.shape, valid=tokens != embed.padding_idx))
     parts = [layer.branches["mixer"].position for layer in stack.layers]
-    moved = [torch.stack([p.places(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
+    moved = [torch.stack([p.vectors(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
     findings = golden.compare({"encoder_out": out.transpose(0, 1), "bias_traj": torch.stack(moved, 1)})
     with torch.no_grad():  # where they are kept
-        moved = [torch.stack([p.places(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
+        moved = [torch.stack([p.vectors(role, tokens.shape[1]) for p in parts], 1) for role in range(3)]
     return findings + golden.compare({"bias_traj": torch.stack(moved, 1)}, gradients=False)
 
 

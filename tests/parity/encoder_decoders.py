@@ -4,7 +4,7 @@ import torch
 
 from regard.core import Model
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 
 def encoder_decoder(golden: Golden) -> list[Finding]:
@@ -23,14 +23,14 @@ def marian(golden: Golden) -> list[Finding]:
 
 
 def compared(golden: Golden, model: Model) -> list[Finding]:
-    """What the encoder gives, scores, gradients, and scores in steps."""
+    """Compare the encoder's output, logits, gradients, and logits in steps."""
     source, tokens = golden.input("input_ids"), golden.input("decoder_input_ids")
     valid = golden.input("attention_mask").bool()
     memory = model.encode(source, valid)
     findings = golden.compare({"logits": model(tokens, memory=memory), "encoder_last_hidden": memory.x})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, model.encode(source, valid), most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, model.encode(source, valid), max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

@@ -8,7 +8,8 @@ from regard.verify.laws import Finding
 
 
 def seen(golden: Golden, model: Model) -> tuple[Tensor, Context, dict[str, Tensor]]:
-    """The last vectors of the padded batch with its segments, and what else the golden has seen on the way."""
+    """Compare the last hidden states of the padded batch with its segments, and the intermediate outputs of the golden
+    file."""
     tokens, valid = golden.input("input_ids"), golden.input("attention_mask").bool()
     context = Context.begin(*tokens.shape, valid=valid, segments=golden.input("token_type_ids"))
     with watch(model.stack, "layers.*") as found:

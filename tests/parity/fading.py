@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core import Context, Model, Stack, build, watch
 from regard.ops.delta import delta
-from regard.ops.fading import Summary, fade
+from regard.ops.fading import Summary, gated_linear_attention
 from regard.parts.mixers.linear import Linear
 from regard.parts.mixers.retention import Retention
 from regard.verify.golden import Golden, in_steps
@@ -33,19 +33,19 @@ def prefix(lengths: Tensor, time: int) -> Tensor:
 
 
 def linear_attention(golden: Golden) -> list[Finding]:
-    """Theirs is (batch, time, heads, channels), and without the maps around it."""
+    """Theirs is (batch, time, heads, channels), without the projections."""
     c = golden.config
     mixer = Linear(c["H"] * c["M"], c["H"], c["E"], c["M"], causal=c["causal"], eps=c["eps"])
     q, k, v = (golden.input(name).transpose(1, 2) for name in "qkv")
     valid = prefix(golden.input("key_lengths"), k.shape[2])
     if not c["causal"]:
-        return golden.compare({"out": mixer.everything(q, k, v, valid).transpose(1, 2)})
-    y, _ = mixer.recall(q, k, v, None, valid)
+        return golden.compare({"out": mixer.attend_all(q, k, v, valid).transpose(1, 2)})
+    y, _ = mixer.attend_past(q, k, v, None, valid)
     findings = golden.compare({"out": y.transpose(1, 2)})
     state, steps = Summary(torch.zeros(*k.shape[:2], c["E"], c["M"] + 1)), []
     with torch.no_grad():
         for here in cuts(k.shape[2]):
-            y, state = mixer.recall(*(t[:, :, here] for t in (q, k, v)), state, valid[:, here])
+            y, state = mixer.attend_past(*(t[:, :, here] for t in (q, k, v)), state, valid[:, here])
             steps.append(y)
     ours = {"final_S": state.matrix[..., :-1], "final_Z": state.matrix[..., -1]}
     findings += golden.compare({"out": torch.cat(steps, 2).transpose(1, 2)}, gradients=False)
@@ -168,21 +168,21 @@ def scaled(golden: Golden, q: Tensor) -> Tensor:
 
 def gla(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["gk"], state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["gk"], state)
 
     return recurrence(golden, ("q", "k", "v", "gk"), run)
 
 
 def simple_gla(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["g"][..., None], state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["g"][..., None], state)
 
     return recurrence(golden, ("q", "k", "v", "g"), run, ("out", "chunk", "parallel"))
 
 
 def rwkv6(golden: Golden) -> list[Finding]:
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], t["w"], state, bonus=golden.input("u"))
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], t["w"], state, bonus=golden.input("u"))
 
     return recurrence(golden, ("q", "k", "v", "w"), run)
 
@@ -197,10 +197,10 @@ def delta_rule(golden: Golden) -> list[Finding]:
 def retention(golden: Golden) -> list[Finding]:
     """Ours without its position and its norm, and with what keeps the weights near 1 left out: theirs has none."""
     heads = golden.input("q").shape[2 if golden.config["layout"] == "B,T,H,D" else 1]
-    logs = torch.tensor(Retention(2 * heads, heads).logs)[:, None, None]
+    logs = torch.tensor(Retention(2 * heads, heads).log_decay)[:, None, None]
 
     def run(t: dict[str, Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return fade(scaled(golden, t["q"]), t["k"], t["v"], logs, state)
+        return gated_linear_attention(scaled(golden, t["q"]), t["k"], t["v"], logs, state)
 
     return recurrence(golden, ("q", "k", "v"), run)
 
@@ -211,14 +211,14 @@ def linear_attn(golden: Golden) -> list[Finding]:
     q, k, v = (golden.input(n).transpose(1, 2) if turned else golden.input(n) for n in "qkv")
     heads = k.shape[1]
     mixer = Linear(heads, heads, k.shape[-1], v.shape[-1], feature="identity", eps=1e-10)
-    plain, _ = fade(scaled(golden, q), k, v)
-    normal, _ = mixer.recall(scaled(golden, q), k, v, None, None)
+    plain, _ = gated_linear_attention(scaled(golden, q), k, v)
+    normal, _ = mixer.attend_past(scaled(golden, q), k, v, None, None)
     found = {"out": plain, "out_normalized": normal}
     findings = golden.compare({name: y.transpose(1, 2) if turned else y for name, y in found.items()})
     state, pieces = Summary(torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1] + 1)), []
     with torch.no_grad():
         for here in cuts(k.shape[2]):
-            y, state = mixer.recall(scaled(golden, q[:, :, here]), k[:, :, here], v[:, :, here], state, None)
+            y, state = mixer.attend_past(scaled(golden, q[:, :, here]), k[:, :, here], v[:, :, here], state, None)
             pieces.append(y)
     steps = torch.cat(pieces, 2)
     return findings + golden.compare({"out_normalized": steps.transpose(1, 2) if turned else steps}, gradients=False)

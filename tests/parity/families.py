@@ -7,13 +7,14 @@ from torch import Tensor
 
 from regard.core import Model, watch
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 ATTEND = "layers.{}.branches.mixer.attend.weights"
 
 
 def inside(golden: Golden, model: Model, run: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model gives, and what else the golden has seen of it: attn0, hidden1 (after the first layer), ..."""
+    """Return the logits, and the intermediate outputs in the golden file: attn0, hidden1 (after the first layer),
+    ..."""
     last: list[Tensor] = []
     hook = model.stack.norm.register_forward_hook(lambda module, given, y: last.append(y))
     with watch(model.stack, "layers.*") as seen:
@@ -33,7 +34,7 @@ def decoder(golden: Golden) -> list[Finding]:
     findings = golden.compare({"logits": scores, **more})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, None, most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, None, max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

@@ -5,14 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Mixer, Model, Position, build, watch
-from regard.ops.rotary import turn
+from regard.ops.rotary import rotate
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
-from regard.parts.mixers.involution import Involution, involve, squares
+from regard.parts.mixers.involution import Involution, apply_kernels, square_windows
 from regard.parts.mixers.unlimiformer import Unlimiformer
 from regard.parts.positions.t5 import T5
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 
 def pair(ours: str, theirs: str) -> dict:
@@ -38,7 +38,7 @@ class Places(Position):
         angle = at[:, None, :, None].to(q.dtype) * (self.rates.detach() if self.remembered else self.rates)
         self.remembered = True
         turned = 2 * len(self.rates)
-        return torch.cat((turn(q[..., :turned], angle.cos(), angle.sin(), "interleaved"), q[..., turned:]), -1)
+        return torch.cat((rotate(q[..., :turned], angle.cos(), angle.sin(), "interleaved"), q[..., turned:]), -1)
 
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self.query(k, at)
@@ -66,7 +66,7 @@ def unit(golden: Golden, mixer: Mixer, offsets: str, out: str, shift: bool) -> l
     if mixer.streams:
         with torch.no_grad():
             lengths = torch.full((len(x),), x.shape[1])
-            steps = stepwise(Subject(mixer), inside.double(), lengths, None, most=5)
+            steps = in_random_steps(Subject(mixer), inside.double(), lengths, None, max_step=5)
         findings += golden.compare({"out": x + steps}, gradients=False)
     return findings
 
@@ -256,7 +256,7 @@ def involution(golden: Golden) -> list[Finding]:
         y = mixer(x.flatten(2).mT, Context.begin(len(x), height * width)).mT.unflatten(2, (height, width))
     else:
         means = F.avg_pool2d(x, stride)
-        y = involve(squares(x, c["kernel_size"], stride), mixer.kernels(means.flatten(2).mT))
+        y = apply_kernels(square_windows(x, c["kernel_size"], stride), mixer.kernels(means.flatten(2).mT))
         y = y.mT.unflatten(2, means.shape[2:])
     return golden.compare({"out": y})
 

@@ -10,7 +10,7 @@ from regard.core import Context, Mixer, Pattern, build, find, part, watch
 from regard.passes import bitnet as bits
 from regard.passes.bitnet import BitLinear, PackedLinear
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 NEAR = 3e-4  # of a tie: what float32 makes of numbers up to 127 after a few layers
 TRIES = 16
@@ -23,7 +23,7 @@ def bitlinear(golden: Golden) -> list[Finding]:
     map_ = BitLinear(c["in_features"], c["out_features"], "w.bias" in golden)
     golden.load(map_, {name: name for name, _ in map_.named_parameters()})
     x = golden.input("x")
-    packed = PackedLinear.of(map_).eval()
+    packed = PackedLinear.from_bit_linear(map_).eval()
     weights, size = map_.ternary()
     pairs = {
         "packed_weight": packed.packed,
@@ -52,9 +52,9 @@ def bitnet(golden: Golden) -> list[Finding]:
 
 def attempt(golden: Golden, ties: list[float], other: float | None) -> list[Finding]:
     """ties: gathers inputs that fall between; other: the one that is rounded the other way."""
-    plain = bits.rounded
+    plain = bits.quantize_input
 
-    def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize_input(x: Tensor) -> tuple[Tensor, Tensor]:
         quanta, step = plain(x)
         exact = x.detach() * step
         ties.extend(exact[(exact - exact.floor() - 0.5).abs() < NEAR].tolist())
@@ -63,7 +63,7 @@ def attempt(golden: Golden, ties: list[float], other: float | None) -> list[Find
             quanta = quanta + off.detach()
         return quanta, step
 
-    with mock.patch.object(bits, "rounded", rounded):
+    with mock.patch.object(bits, "quantize_input", quantize_input):
         return compared(golden)
 
 
@@ -119,7 +119,7 @@ def compared(golden: Golden) -> list[Finding]:
     findings = golden.compare({"logits": logits, **hidden})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, None, most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, None, max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

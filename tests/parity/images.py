@@ -25,8 +25,8 @@ def clip(golden: Golden) -> list[Finding]:
     config = {"model_type": "clip", "text_config": c["text"], "vision_config": c["vision"]}
     model = golden.convert(config | {key: value for key, value in c.items() if key not in ("text", "vision")})
     tokens, valid = golden.input("input_ids"), golden.input("attention_mask").bool()
-    images, texts = model.see(golden.input("pixel_values")), model.read(tokens, valid)
-    scores = model.compare(images, texts)
+    images, texts = model.encode_images(golden.input("pixel_values")), model.encode_texts(tokens, valid)
+    scores = model.similarity(images, texts)
     hidden = model.text.hidden(tokens, Context.begin(*tokens.shape, valid=valid))
     hidden = torch.where(valid[..., None], hidden, golden.output("text_last_hidden"))  # padding means nothing here
     outputs = {

@@ -13,7 +13,7 @@ from regard.parts.patterns.heads import Heads
 from regard.parts.patterns.matrix import Matrix
 from regard.parts.positions.learned import Learned
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -152,7 +152,7 @@ def longnet(golden: Golden) -> list[Finding]:
     with torch.no_grad():
         findings += golden.compare({"out": mixer(x, Context.begin(*x.shape[:2]))}, gradients=False)
         if mixer.streams:
-            steps = stepwise(Subject(mixer), x.double(), torch.full((len(x),), x.shape[1]), None, most=5)
+            steps = in_random_steps(Subject(mixer), x.double(), torch.full((len(x),), x.shape[1]), None, max_step=5)
             findings += golden.compare({"out": steps}, gradients=False)
     return findings
 

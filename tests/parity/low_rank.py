@@ -105,17 +105,17 @@ def rounded(mixer: Lsh, lowest: float) -> Callable[[str, Tensor], Tensor]:
     apart, so that what its rounds weigh does not sum to 1. An edit of the weights, by which ours do as well: in each
     round a position meets itself once, or twice where its chunk is seen from around the end."""
     told: list[Tensor] = []
-    plain = mixer.hashed
-    mixer.hashed = lambda qk: told.append(plain(qk)) or told[-1]
+    plain = mixer.bucket_ids
+    mixer.bucket_ids = lambda qk: told.append(plain(qk)) or told[-1]
 
     def edit(path: str, weights: Tensor) -> Tensor:
         lengths = torch.full((len(weights),), weights.shape[-1])
         order = lsh.sort(told[-1], lengths, mixer.rule)
         times = []
         for number in range(mixer.rounds):
-            keys = lsh.beside(order, number, lengths, mixer.rule)
+            keys = lsh.neighbor_keys(order, number, lengths, mixer.rule)
             met = (order.at[:, :, number][..., None] == keys[..., None, :]).sum(-1)
-            times.append(lsh.pick(met.flatten(2), order.place[:, :, number]))
+            times.append(lsh.gather(met.flatten(2), order.place[:, :, number]))
         often = torch.stack(times).float()  # (rounds, batch, heads, time)
         score = lowest + often.log()
         total = (often * torch.exp(lowest - score) * torch.exp(score - score.logsumexp(0))).sum(0)
@@ -139,7 +139,7 @@ def reformer_lsh_hf(golden: Golden) -> list[Finding]:
     x = golden.input("x")
     with watch(mixer, "weights", rounded(mixer, -1e5)):
         y = mixer(x, Context.begin(*x.shape[:2]))
-    return found + golden.compare({"out": y, "buckets": buckets(mixer, mixer.prepared(x)[0])})
+    return found + golden.compare({"out": y, "buckets": buckets(mixer, mixer.project(x)[0])})
 
 
 def reformer_lsh_lucid(golden: Golden) -> list[Finding]:
@@ -166,7 +166,7 @@ def reformer_lsh_lucid(golden: Golden) -> list[Finding]:
     lowest = -5e4 - (0.0 if c["allow_duplicate_attention"] else math.log(rounds))
     edit = rounded(mixer, lowest)
     with watch(mixer, "weights", edit) as seen:
-        y = mixer.look(q, mixer.keys(q), v[:, None], mixer.hashed(q), lengths)[:, 0]
+        y = mixer.attend(q, mixer.keys(q), v[:, None], mixer.bucket_ids(q), lengths)[:, 0]
     weights = edit("", seen["weights"][0])
     ours = {"out": y, "attn": weights[:, 0], "buckets": buckets(mixer, q).flatten(1)}
     return golden.compare({name: value for name, value in ours.items() if f"out.{name}" in golden})
@@ -174,7 +174,7 @@ def reformer_lsh_lucid(golden: Golden) -> list[Finding]:
 
 def buckets(mixer: Lsh, qk: Tensor) -> Tensor:
     """(batch, heads, rounds, time), those of each round numbered after those of the one before."""
-    return mixer.hashed(qk) + math.prod(mixer.buckets) * torch.arange(mixer.rounds)[:, None]
+    return mixer.bucket_ids(qk) + math.prod(mixer.buckets) * torch.arange(mixer.rounds)[:, None]
 
 
 def reformer_full_hf(golden: Golden) -> list[Finding]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Model, Norm, Position, build, part
-from regard.ops.rotary import turn
+from regard.ops.rotary import rotate
 from regard.parts.mixers.infini import Infini
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
@@ -91,7 +91,7 @@ class Turned(Position):
 
 def _turned(x: Tensor, at: Tensor, rates: Tensor) -> Tensor:
     angle = at[:, None, :, None] * rates
-    return turn(x, angle.cos(), angle.sin(), "interleaved")
+    return rotate(x, angle.cos(), angle.sin(), "interleaved")
 
 
 def infini_names(here: str, there: str) -> Names:

@@ -47,7 +47,7 @@ def positions(golden: Golden) -> list[Finding]:
     made = buckets(golden) | biases(golden)
     made["sinusoid_marian"] = Sinusoidal(c["sinusoid_dim"], layout="halves").table(at)
     made["sinusoid_whisper"] = Sinusoidal(c["sinusoid_dim"], layout="halves", spread="ends").table(at)
-    waves = Rotary(c["rope_head_dim"], base=c.get("rope_theta", 10000.0)).waves(at)
+    waves = Rotary(c["rope_head_dim"], base=c.get("rope_theta", 10000.0)).cos_sin(at)
     for name, wave in zip(("cos", "sin"), waves, strict=True):
         made[f"rope_llama_{name}"] = torch.cat((wave, wave), -1)  # one for each channel of a pair
     left = {n.removeprefix("out.") for n in golden.tensors if n.startswith("out.")} - set(made)

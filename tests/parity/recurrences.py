@@ -10,7 +10,7 @@ from regard.parts.mixers.performer import Performer
 from regard.parts.mixers.s4 import S4
 from regard.parts.mixers.s4d import S4d
 from regard.verify.golden import Golden, in_steps
-from regard.verify.laws import Finding, Subject, differ, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps, max_difference
 
 
 def pair(ours: str, theirs: str) -> dict:
@@ -83,7 +83,7 @@ def rwkv4_states(golden: Golden, model) -> list[Finding]:
     layers = [(feed.x, mix.last, mix.sums[:, 0], mix.sums[:, 1], mix.peak) for mix, feed in state.layers]
     ours = [torch.stack(tensors, -1).float() for tensors in zip(*layers, strict=True)]
     theirs = [golden.extra(f"final_state{i}") for i in range(len(ours))]
-    return [Finding(f"state {i}", differ(*both), 1e-5) for i, both in enumerate(zip(ours, theirs, strict=True))]
+    return [Finding(f"state {i}", max_difference(*both), 1e-5) for i, both in enumerate(zip(ours, theirs, strict=True))]
 
 
 def linear_system(golden: Golden, mixer: StateSpace, names: dict) -> list[Finding]:
@@ -224,7 +224,7 @@ def performer(golden: Golden) -> list[Finding]:
 def token_steps(model, x: torch.Tensor, most: int = 5) -> torch.Tensor:
     """The same in random steps; ours are run in double precision."""
     with torch.no_grad():
-        return stepwise(Subject(model), x, torch.full((len(x),), x.shape[1]), None, most=most)
+        return in_random_steps(Subject(model), x, torch.full((len(x),), x.shape[1]), None, max_step=most)
 
 
 CASES = {

@@ -6,7 +6,7 @@ import torch
 from regard.verify import golden
 
 CASES = golden.cases()
-FILES = [path for system in sorted(CASES) for path in golden.found(system)]
+FILES = [path for system in sorted(CASES) for path in golden.golden_files(system)]
 
 
 LIVE = {  # tests/convert compares these with transformers itself, so their numbers need not be carried
@@ -27,4 +27,4 @@ def test_parity(path):
 
 def test_every_case_has_a_golden():
     """A case without numbers tests nothing."""
-    assert [system for system in CASES if not golden.found(system) and system not in LIVE] == []
+    assert [system for system in CASES if not golden.golden_files(system) and system not in LIVE] == []

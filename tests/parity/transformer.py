@@ -1,8 +1,7 @@
 """The original Transformer: torch's nn.Transformer."""
 
 from regard.core import Context, Memory
-from regard.core.stack import Stack
-from regard.core.wiring import Place
+from regard.core.stack import Place, Stack
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
 

@@ -4,7 +4,7 @@ import torch
 
 from regard.core import Memory
 from regard.verify.golden import Golden
-from regard.verify.laws import Finding, Subject, stepwise
+from regard.verify.laws import Finding, Subject, in_random_steps
 
 
 def whisper(golden: Golden) -> list[Finding]:
@@ -15,7 +15,7 @@ def whisper(golden: Golden) -> list[Finding]:
     findings = golden.compare({"encoder_last_hidden": memory.x, "logits": model(tokens, memory=memory)})
     with torch.no_grad():
         lengths = torch.full((len(tokens),), tokens.shape[1])
-        steps = stepwise(Subject(model), tokens, lengths, Memory(memory.x.detach().double()), most=5)
+        steps = in_random_steps(Subject(model), tokens, lengths, Memory(memory.x.detach().double()), max_step=5)
     return findings + golden.compare({"logits": steps}, gradients=False)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from regard.core import Context, Pattern, State, find
-from regard.parts.objectives.permuted import ask, begin
+from regard.parts.objectives.permuted import initial_state, query_positions
 from regard.verify.golden import Golden
 from regard.verify.laws import Finding
 
@@ -19,11 +19,11 @@ def xlnet(golden: Golden) -> list[Finding]:
     allowed[:, count:, count:] = ~hidden
     order = find(Pattern, "matrix")(allowed)
 
-    empty = begin(model, batch, count)
+    empty = initial_state(model, batch, count)
     at = torch.arange(count).expand(batch, count)
     layers = [(state._replace(x=x, at=at), *rest) for x, (state, *rest) in zip(past, empty.layers, strict=True)]
     state = State.of_new_buffers(empty.lengths, tuple(layers))
-    _, queries, after = ask(model, tokens, asked, state, pattern=order, segments=segments)
+    _, queries, after = query_positions(model, tokens, asked, state, pattern=order, segments=segments)
     outputs = {"query_logits": model.head(queries, Context.begin(*asked.shape))}
     outputs["content_logits_nomem"] = model(tokens, segments=segments)
     for i, (state, *_) in enumerate(after.layers):

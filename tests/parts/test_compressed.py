@@ -69,12 +69,12 @@ def test_definition(given):
     mixer = make(**given)
     x = torch.randn(2, TIME, WIDTH, dtype=torch.float64)
     want = torch.stack([slowly(mixer, row, given) for row in x])
-    assert laws.differ(mixer(x, Context.begin(2, TIME)), want) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, TIME)), want) < 1e-12
 
 
 @pytest.mark.parametrize("given", VARIANTS, ids=str)
 def test_a_watched_tap_changes_nothing(given):
-    """The weights are then over the groups in their order, and the fast way is not taken."""
+    """A watched tap sees the weights over the groups in order, and turns the fast path off."""
     mixer, found = make(**given), []
     x = torch.randn(2, TIME, WIDTH, dtype=torch.float64, requires_grad=True)
     for watched in (False, True):
@@ -85,14 +85,14 @@ def test_a_watched_tap_changes_nothing(given):
                 y = mixer(x, Context.begin(2, TIME))
             weights = seen["attend.weights"][0]
             assert weights.shape[:3] == (2, HEADS, TIME)
-            assert laws.differ(weights.detach().sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
+            assert laws.max_difference(weights.detach().sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
         else:
             y = mixer(x, Context.begin(2, TIME))
         y.square().sum().backward()
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in mixer.parameters()]
         found.append([y.detach(), x.grad, *grads])
     for one, two in zip(*found, strict=True):
-        assert laws.differ(one, two) < 1e-9
+        assert laws.max_difference(one, two) < 1e-9
 
 
 def test_no_tensor_of_all_pairs():

@@ -50,7 +50,7 @@ def test_position_by_position(table):
         want = by_hand(mixer.last, mixer.norm(u), causal)
         found = mixer(x[None], Context.begin(1, 13))[0]
     assert want.shape[1] == (10 if causal else 5)
-    assert laws.differ(found[:, : want.shape[1]], want) < 1e-12
+    assert laws.max_difference(found[:, : want.shape[1]], want) < 1e-12
     assert bool((found[:, want.shape[1] :] == 0).all())
 
 
@@ -69,9 +69,9 @@ def test_a_row_of_nothing_is_finite(table, dtype):
     ("change", "sentence"),
     [
         ({"left": {"sise": 3}}, "left has no 'sise'; did you mean 'size'"),
-        ({"left": {"size": 0}}, "must leave something"),
-        ({"right": {"times": 0.01}}, "must leave something"),
-        ({"last": {"times": 2}}, "last gives 20 channels, more than the width of 10"),
+        ({"left": {"size": 0}}, "must give at least one channel"),
+        ({"right": {"times": 0.01}}, "must give at least one channel"),
+        ({"last": {"times": 2}}, "last has 20 output channels, more than the width of 10"),
         ({"causal": False, "right": {"size": 4}}, "must be odd"),
         ({"left": 3}, "must be a table"),
         ({"left": {"activation": "rulu"}}, "did you mean 'relu'"),
@@ -101,7 +101,7 @@ def test_a_sum_is_the_sum():
 
 
 def test_a_sum_of_different_widths_is_refused():
-    with pytest.raises(UserError, match="left gives 24 channels and right 48, which cannot be added"):
+    with pytest.raises(UserError, match="left has 24 output channels and right 48"):
         part(Mixer, {"part": "sum", "left": "mean", "right": {"part": "gru", "hidden": 48}}, width=24, heads=3)
     with pytest.raises(UserError, match="unknown mixer 'men'"):
         part(Mixer, {"part": "sum", "left": "men", "right": "mean"}, width=24, heads=3)

@@ -1,4 +1,4 @@
-"""CRATE: the layer as the steps that it claims to be, its read-out, and images as patches."""
+"""CRATE: its layer as the optimization steps of the paper, its measured rates, and images as patches."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from regard.parts.embeds.patches import Patches
 from regard.parts.feedforwards.ista import Ista
 from regard.parts.mixers.attention import Attention
 from regard.parts.mixers.subspace import Subspace
-from regard.verify.laws import differ
+from regard.verify.laws import max_difference
 
 
 def test_ista_is_a_step_down_its_objective():
@@ -21,7 +21,7 @@ def test_ista_is_a_step_down_its_objective():
     y = x.clone().requires_grad_()
     (0.5 * (x - y @ step.dictionary.T.detach()).square().sum()).backward()
     want = F.relu(x - 0.3 * y.grad - 0.3 * 0.2)
-    assert differ(step(x, Context.begin(2, 5)).detach(), want) < 1e-12
+    assert max_difference(step(x, Context.begin(2, 5)).detach(), want) < 1e-12
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def test_subspaces_are_attention_with_one_map(dim):
     own = {f"{letter}.weight": one.into.weight for letter in "qkv"}
     three.load_state_dict(own | {f"out.{kind}": getattr(one.attention.out, kind) for kind in ("weight", "bias")})
     x, context = torch.randn(2, 9, 12, dtype=torch.float64), Context.begin(2, 9)
-    assert differ(one(x, context), three(x, context)) < 1e-12
+    assert max_difference(one(x, context), three(x, context)) < 1e-12
     assert one.cost(9).flops < three.cost(9).flops
 
 
@@ -49,37 +49,37 @@ def test_rate_is_what_it_says():
         assert float(rate.rate(z, valid, 0.3)[row]) == pytest.approx(float(want))
 
 
-def test_a_reading_for_every_layer():
+def test_rates_of_every_layer():
     torch.manual_seed(0)
     model = regard.build("crate", size="tiny", vocab=11, overrides=["model.width=24", "model.heads=3"]).eval()
     tokens = torch.randint(11, (2, 13))
     valid = torch.arange(13)[None] < torch.tensor([13, 6])[:, None]
-    readings = rate.read(model, tokens, valid)
-    assert len(readings) == 4
-    assert all(r.inside > 0 and r.whole > 0 and 0 < r.filled < 1 for r in readings)
+    rates = rate.layer_rates(model, tokens, valid)
+    assert len(rates) == 4
+    assert all(r.subspace_rate > 0 and r.vector_rate > 0 and 0 < r.density < 1 for r in rates)
     noisy = torch.where(valid, tokens, torch.randint(11, (2, 13)))
-    for one, two in zip(readings, rate.read(model, noisy, valid), strict=True):
+    for one, two in zip(rates, rate.layer_rates(model, noisy, valid), strict=True):
         assert one == pytest.approx(two, rel=1e-5)
-    alone = rate.read(model, tokens[1:, :6])
-    pair = [rate.read(model, tokens[:1]), alone]
-    for one, two, both in zip(*pair, readings, strict=True):
-        assert (one.inside + two.inside) / 2 == pytest.approx(both.inside, rel=1e-4)
+    alone = rate.layer_rates(model, tokens[1:, :6])
+    pair = [rate.layer_rates(model, tokens[:1]), alone]
+    for one, two, both in zip(*pair, rates, strict=True):
+        assert (one.subspace_rate + two.subspace_rate) / 2 == pytest.approx(both.subspace_rate, rel=1e-4)
     other = regard.build("transformer-encoder", size="tiny", vocab=11)
     with pytest.raises(UserError, match="no layer with subspaces"):
-        rate.read(other, tokens)
+        rate.layer_rates(other, tokens)
 
 
 def test_wider_subspaces_cost_more():
-    """The read-out of a layer uses that layer's subspaces."""
+    """The rates of a layer are measured in the subspaces of that layer."""
     torch.manual_seed(0)
     model = regard.build("crate", size="tiny", vocab=11, overrides=["model.width=24", "model.heads=3"]).eval()
     tokens = torch.randint(11, (2, 13))
-    before = rate.read(model, tokens)
+    before = rate.layer_rates(model, tokens)
     with torch.no_grad():
         model.stack.layers[3].branches["mixer"].into.weight.mul_(3)
-    after = rate.read(model, tokens)
-    assert [r.inside for r in after[:3]] == [r.inside for r in before[:3]]
-    assert after[3].inside > before[3].inside
+    after = rate.layer_rates(model, tokens)
+    assert [r.subspace_rate for r in after[:3]] == [r.subspace_rate for r in before[:3]]
+    assert after[3].subspace_rate > before[3].subspace_rate
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def test_patches_are_a_convolution():
     weight = embed.into.weight.view(10, 2, 3, 3)
     want = F.conv2d(images, weight, embed.into.bias, stride=3).flatten(2).mT
     assert x.shape == (2, 7, 10)
-    assert differ(x[:, 1:], want) < 1e-12
+    assert max_difference(x[:, 1:], want) < 1e-12
     assert torch.equal(x[:, 0], embed.token.expand(2, 10))
     cut = embed.cut(images)
     assert torch.equal(embed(cut, Context.begin(2, 7)), x)

@@ -66,7 +66,7 @@ EXPERTS = [
 
 
 def ask_one_by_one(moe, x, valid):
-    """The same mixture, position by position: outputs, the loss for even use and the loss for small numbers."""
+    """The mixture computed position by position: outputs, balance loss and z loss."""
     n, context = len(moe.experts), Context.begin(1, 1)
     y, shares, chances, sizes = torch.zeros_like(x), [0.0] * n, [0.0] * n, []
     for row, column in valid.nonzero().tolist():
@@ -110,7 +110,7 @@ def test_experts_against_a_loop(spec, ragged):
 
 
 def test_experts_used_alike_cost_one():
-    """A router that knows nothing spreads its chances evenly: the loss is then its coefficient."""
+    """A router with equal logits has a balance loss equal to its coefficient."""
     moe = make({"part": "experts", "experts": 4, "balance": 0.25})
     torch.nn.init.zeros_(moe.router.weight)
     x, context = inputs()
@@ -138,7 +138,8 @@ def test_experts_with_nothing_real():
 
 
 def test_losses_of_a_model():
-    """Every layer's, and every time that a shared one runs; nothing outside the `with`, and nothing without experts."""
+    """Losses of all layers are collected, for shared layers once per run; none outside the `with`, and none without
+    experts."""
     tokens = torch.randint(31, (2, 9))
 
     def build(**more):
@@ -170,8 +171,8 @@ def test_losses_of_a_model():
         ({"top": 9}, "between 1 and the number of experts, 8"),
         ({"top": 1}, "learns nothing"),
         ({"weigh": "some"}, "weigh must be"),
-        ({"expert": {"part": "attention", "heads": 3}}, "treats every position alone"),
-        ({"expert": {"part": "conv_mlp", "size": 3}}, "treats every position alone"),
+        ({"expert": {"part": "attention", "heads": 3}}, "must be a pointwise feed-forward"),
+        ({"expert": {"part": "conv_mlp", "size": 3}}, "must be a pointwise feed-forward"),
         ({"expert": {"part": "mlp", "hiden": 3}}, "expert: mlp has no 'hiden'; did you mean 'hidden'?"),
     ],
 )

@@ -1,4 +1,5 @@
-"""FLOATER: the flow is solved right, places do not depend on the sequence, and nothing old is kept."""
+"""FLOATER: the equation is solved correctly, positions do not depend on the sequence, and the cache never goes
+stale."""
 
 import math
 
@@ -39,30 +40,30 @@ def test_an_equation_with_a_known_solution(step, near, learning):
     position = fading(1.5, dt=0.05, step=step)
     with torch.set_grad_enabled(learning):
         for role in range(3):
-            found = position.places(role, 41).detach()
+            found = position.vectors(role, 41).detach()
             time = 0.05 * torch.arange(41, dtype=torch.float64)[:, None]
-            assert laws.differ(found, position.begin[role].detach() * torch.exp(-1.5 * time)) < near
+            assert laws.max_difference(found, position.begin[role].detach() * torch.exp(-1.5 * time)) < near
 
 
 def test_time_itself_moves_it():
-    """dp/dt = a t: p = p(0) + a t^2 / 2, which the solver and the cubic between its stops hit exactly."""
+    """dp/dt = a t: p = p(0) + a t^2 / 2, which the solver and its cubic interpolation reproduce exactly."""
     position = make(dt=0.1, step=4)
     with torch.no_grad():
         position.flow.out.weight.zero_()
         position.flow.out.bias.zero_()
         position.flow.out.weight[:, -1] = 3.0
     time = 0.1 * torch.arange(23, dtype=torch.float64)[:, None]
-    assert laws.differ(position.places(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
+    assert laws.max_difference(position.vectors(1, 23).detach(), position.begin[1].detach() + 1.5 * time**2) < 1e-12
 
 
 @pytest.mark.parametrize("step", [0.5, 1, 5])
 def test_a_place_does_not_depend_on_the_length(step):
     position = make(step=step, dt=0.1)
-    long = position.places(0, 71).detach()
+    long = position.vectors(0, 71).detach()
     for count in (1, 2, 13, 70):
-        assert laws.differ(position.places(0, count).detach(), long[:count]) < 1e-14
+        assert laws.max_difference(position.vectors(0, count).detach(), long[:count]) < 1e-14
     with torch.no_grad():
-        assert laws.differ(position.places(0, 71), long) < 1e-12
+        assert laws.max_difference(position.vectors(0, 71), long) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["begin", "flow.into.weight", "flow.out.bias"])
@@ -74,7 +75,7 @@ def test_what_is_kept_follows_the_parameters(name):
         position.get_parameter(name).mul_(1.5)
         from_start.load_state_dict(position.state_dict())
         assert torch.equal(position.key(q, at), from_start.key(q, at))
-        assert laws.differ(position.key(q, at), before) > 1e-3
+        assert laws.max_difference(position.key(q, at), before) > 1e-3
 
 
 def test_kept_places_can_be_met_again_in_training():
@@ -89,7 +90,7 @@ def test_kept_places_can_be_met_again_in_training():
 
 
 def test_fewer_heads_of_keys():
-    """They take the first channels."""
+    """Fewer key heads take the first channels."""
     position = make()
     at = torch.arange(7)[None]
     all_heads = position.key(torch.zeros(2, 3, 7, 8, dtype=torch.float64), at)
@@ -125,12 +126,12 @@ def test_half_floats_are_solved_in_single_precision():
     position = make(dt=0.1, step=1).bfloat16()
     exact = make(dt=0.1, step=1)
     exact.load_state_dict(position.state_dict())
-    found, want = (p.places(2, 200).detach().double() for p in (position, exact))
-    assert laws.differ(found, want) < 1e-3
+    found, want = (p.vectors(2, 200).detach().double() for p in (position, exact))
+    assert laws.max_difference(found, want) < 1e-3
 
 
 def test_it_tells_places_apart():
-    """The same token everywhere, and yet other vectors."""
+    """Equal tokens at different positions have different vectors."""
     overrides = ["model.position={part='floater'}", "model.layer.0.mixer.position=shared"]
     torch.manual_seed(0)
     model = regard.build("transformer-decoder", size="tiny", vocab=17, overrides=overrides).double().eval()

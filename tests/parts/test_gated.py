@@ -8,7 +8,7 @@ from regard.core import Context, Mixer, Position, UserError, part, state_bytes
 from regard.parts.mixers import gau as gau_file
 from regard.parts.mixers.flash import Flash
 from regard.parts.mixers.gau import Gau
-from regard.verify.laws import count_flops, differ
+from regard.verify.laws import count_flops, max_difference
 
 
 def lively(mixer: Mixer) -> Mixer:
@@ -45,18 +45,18 @@ def test_gau_is_its_definition(causal, length):
             n = length or (i + 1 if causal else 13)
             weight = F.relu((q[:, i] * k[:, j]).sum(-1) / n + bias) ** 2
             mixed[:, i] += weight[:, None] * values[:, j]
-    assert differ(mixer(x, Context.begin(2, 13)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, 13)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
 
 
 @pytest.mark.parametrize("pattern", ["causal", "everything"])
 @pytest.mark.parametrize("weights", ["relu_squared", "softmax"])
 def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
-    """As whole, outputs and gradients, and with the work that `cost` tells."""
+    """Blocks give the same outputs and gradients as one pass, at the cost that `cost` declares."""
     mixer = lively(Gau(10, hidden=7, dim=4, pattern=pattern, weights=weights))
     valid = torch.arange(13)[None] < torch.tensor([13, 5])[:, None]
     found = []
     for block in (512, 5):
-        monkeypatch.setattr(gau_file, "BLOCK", block)
+        monkeypatch.setattr(gau_file, "QUERY_BLOCK", block)
         x = inputs(2, 13, 10).requires_grad_()
         y = mixer(x, Context.begin(2, 13, valid=valid))[valid]
         mixer.zero_grad()
@@ -67,11 +67,11 @@ def test_long_sequences_in_blocks(monkeypatch, pattern, weights):
             counted = count_flops(mixer, lambda whole=whole: mixer(whole, Context.begin(1, 13)))
         assert counted == mixer.cost(13).flops
     for one, two in zip(*found, strict=True):
-        assert differ(one, two) < 1e-10
+        assert max_difference(one, two) < 1e-10
 
 
 def test_laplace_meets_relu_squared():
-    """In value and slope at sqrt(1/2)."""
+    """The two activations agree in value and slope at sqrt(1/2)."""
     for bend in gau_file.ACTIVATIONS.values():
         x = torch.tensor(0.5, dtype=torch.float64).sqrt().requires_grad_()
         y = bend(x)
@@ -81,7 +81,7 @@ def test_laplace_meets_relu_squared():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_flash_within_a_chunk_is_gau(causal):
-    """And what is far adds nothing before the second chunk."""
+    """Within the first chunk FLASH is a GAU: the linear part adds nothing."""
     chunk = 11
     flash = lively(Flash(10, hidden=7, dim=4, chunk=chunk, causal=causal))
     gau = Gau(10, hidden=7, dim=4, pattern="causal" if causal else "everything", position=flash.position, length=chunk)
@@ -93,7 +93,9 @@ def test_flash_within_a_chunk_is_gau(causal):
         flash.unit.offsets.gain[3], flash.unit.offsets.shift[3] = (0.0, 0.0) if not causal else (1.0, 1.0)
     for time in (1, 7, chunk):
         x = inputs(2, time, 10)
-        assert differ(flash(x, Context.begin(2, time)).detach(), gau(x, Context.begin(2, time)).detach()) < 1e-12
+        assert (
+            max_difference(flash(x, Context.begin(2, time)).detach(), gau(x, Context.begin(2, time)).detach()) < 1e-12
+        )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -110,11 +112,11 @@ def test_flash_is_its_definition(causal, time, chunk):
             if j // chunk < i // chunk or not causal:
                 share = chunk if causal else time
                 mixed[:, i] += (far_q[:, i] * far_k[:, j]).sum(-1, True) / share * values[:, j]
-    assert differ(mixer(x, Context.begin(2, time)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, time)).detach(), mixer.unit.out(gates * mixed).detach()) < 1e-12
 
 
 def test_flash_grows_with_length_alone():
-    """Twice the length is twice the work; the state and the price of a token are the same at any place."""
+    """Twice the length is twice the work; the state and the cost of a token are the same at any position."""
     mixer = Flash(10, hidden=7, dim=4, chunk=16)
     assert mixer.cost(16384).flops == 16 * mixer.cost(1024).flops
     assert mixer.cost(1, 100) == mixer.cost(1, 16000)
@@ -130,7 +132,7 @@ def test_flash_counts_whole_chunks():
 
 
 def test_flash_goes_on_for_long():
-    """Far beyond any chunk, in half precision: finite, and as in double."""
+    """Long sequences in half precision stay finite and close to float64."""
     mixer = lively(Flash(8, hidden=6, dim=4, chunk=64, position="rotary"))
     with torch.no_grad():
         mixer.unit.offsets.gain.mul_(0.3)
@@ -155,7 +157,7 @@ def test_both_adds_and_turns():
     assert torch.equal(both.query(q, at), alone[0].query(q, at))
     places = at[:, None, :, None], at[:, None, None, :]
     assert torch.equal(both.bias(*places, q), alone[1].bias(*places, q))
-    assert [both.acts(place) for place in ("query", "key", "bias", "read")] == [True, True, True, False]
+    assert [both.acts(place) for place in ("query", "key", "bias", "output_bias")] == [True, True, True, False]
     assert both.relative
 
 
@@ -169,7 +171,7 @@ def test_both_adds_and_turns():
         ({"part": "gau", "position": "shared"}, "needs a position in the enclosing stack"),
         ({"part": "flash", "chunk": 0}, "chunk must be at least 1"),
         ({"part": "flash", "weights": "softmax"}, "unknown weights 'softmax'"),
-        ({"part": "gau", "position": {"part": "both", "one": "shaw", "two": "shaw"}}, "only one of two positions"),
+        ({"part": "gau", "position": {"part": "both", "one": "shaw", "two": "shaw"}}, "only one of the two positions"),
     ],
 )
 def test_bad_arguments(spec, sentence):

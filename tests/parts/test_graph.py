@@ -12,7 +12,7 @@ NODES, WIDTH, HEADS, DIM = 13, 16, 3, 5
 
 
 def adjacency(rows: int = 1) -> torch.Tensor:
-    """(rows, nodes, nodes), node 4 looks at nobody."""
+    """(rows, nodes, nodes), where node 4 has no neighbors."""
     made = torch.rand(rows, NODES, NODES, generator=torch.Generator().manual_seed(3)) < 0.3
     made[:, 4] = False
     return made
@@ -95,7 +95,7 @@ def test_a_graph_that_no_matrix_could_hold():
 
 
 def test_whose_order():
-    """In gat all nodes put their neighbours in the same order; in gatv2 each may have its own."""
+    """In gat all nodes rank their neighbors alike; in gatv2 each may rank them differently."""
 
     def orders(name):
         mixer = make(name, loops=False)
@@ -164,7 +164,7 @@ def test_refusals():
         make("gat", join="sum")
     with pytest.raises(UserError, match="is not divisible by 3 heads"):
         part(Mixer, "gatv2", width=16, heads=3)
-    with pytest.raises(UserError, match="let it project"):
+    with pytest.raises(UserError, match="set project = true"):
         make("gat", project=False)
     with pytest.raises(UserError, match="one head, or the mean"):
         part(Head, {"part": "mixed", "classes": 4, "mixer": {"part": "gat", "heads": 2}}, width=8, vocab=3)

@@ -1,4 +1,4 @@
-"""Heads with more than one answer, and positions that stand in a table: what the laws over all parts do not say."""
+"""Heads with several outputs, and positions stored as a table: what the laws over all parts do not cover."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def vectors():
 
 class TestCompare:
     def test_two_texts_are_compared_channel_by_channel(self):
-        """Padding is of no text, and the order of the words does not matter."""
+        """Padding belongs to neither text, and the order of the words does not matter."""
         made, x = head({"part": "compare", "classes": 3}), vectors()
         segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [0] * 7, [0, 1, 1, 0, 1, 0, 1]])
         found = made(x, Context.begin(BATCH, TIME, valid=VALID, segments=segments))
@@ -69,7 +69,7 @@ class TestPretrain:
         assert torch.equal(made.pair(x, CONTEXT), pair)
 
     def test_the_scores_are_a_product(self):
-        """So that a loss need not hold them all."""
+        """The loss can be computed without holding all logits."""
         made, x = head(self.spec), vectors()
         found, table, bias = made.linear(x, CONTEXT)
         assert torch.allclose(found @ table.T + bias, made(x, CONTEXT), atol=1e-6)
@@ -100,14 +100,14 @@ class TestEmbed:
             assert torch.allclose(found[row], want / want.norm() if normalize else want, atol=1e-6)
 
     def test_keeps_what_it_does_not_use(self):
-        """BERT's layer is there, to be saved with the rest, and changes nothing."""
+        """BERT's pooler is stored with the weights and changes nothing."""
         plain, kept = head({"part": "embed"}), head({"part": "embed", "over": "summary"})
         assert torch.equal(plain(vectors(), CONTEXT), kept(vectors(), CONTEXT))
         assert list(plain.state_dict()) == []
         assert list(kept.state_dict()) == ["over.vector.out.weight", "over.vector.out.bias"]
 
     def test_refuses_to_pool_twice(self):
-        with pytest.raises(UserError, match="over must be a head that gives a vector at every position"):
+        with pytest.raises(UserError, match="over must be a head that returns a vector at every position"):
             head({"part": "embed", "over": {"part": "vector", "dim": 5}})
 
 

@@ -89,7 +89,7 @@ def test_half_precision_and_rows_without_anything(dtype):
 
 
 def test_features_of_nothing_leave_gradients_finite():
-    """elu(x) + 1 is 0 far below 0: the memory then sums to 0, and is divided by."""
+    """elu(x) + 1 is 0 for very negative x: the divisor is then 0."""
     mixer = make(update="delta")
     with torch.no_grad():
         for m in (mixer.q, mixer.k):
@@ -121,5 +121,5 @@ def test_too_small_a_state_grows():
 
 def test_a_pattern_that_comes_too_late():
     mixer = make()
-    with pytest.raises(UserError, match="the memory holds everything"):
+    with pytest.raises(UserError, match="the memory holds all positions"):
         mixer(torch.randn(1, 4, 24).double(), Context.begin(1, 4, pattern=Pattern.parse("block(2)")))

@@ -1,4 +1,4 @@
-"""Involution: place by place, on a line and on an image, and a convolution where all kernels are the same."""
+"""Involution: position by position, in one and two dimensions, and as a convolution where all kernels are equal."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from regard.core import Context, Mixer, UserError, part
 from regard.parts.mixers.involution import Involution
-from regard.verify.laws import differ
+from regard.verify.laws import max_difference
 
 
 def make(**given) -> Involution:
@@ -24,7 +24,7 @@ def test_a_line(size, causal):
         for tap in range(size):
             if 0 <= t + tap - before < 9:
                 want[:, t] += kernels[:, t, :, tap].repeat_interleave(4, 1) * x[:, t + tap - before]
-    assert differ(mixer(x, Context.begin(2, 9)), want) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, 9)), want) < 1e-12
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def test_an_image(time):
             row, column = t // 5 + tap // 3 - 1, t % 5 + tap % 3 - 1
             if row >= 0 and 0 <= column < 5 and row * 5 + column < time:
                 want[:, t] += kernels[:, t, :, tap].repeat_interleave(4, 1) * x[:, row * 5 + column]
-    assert differ(mixer(x, Context.begin(2, time)), want) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, time)), want) < 1e-12
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def test_the_same_kernel_everywhere_is_a_convolution():
     mixer.span.weight.zero_()
     kernel = mixer.span.bias.view(3, 1, 4).repeat_interleave(4, 0)
     want = F.conv1d(F.pad(x.mT, (3, 0)), kernel, groups=12).mT
-    assert differ(mixer(x, Context.begin(2, 9)), want) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, 9)), want) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_same_kernel_everywhere_is_a_convolution():
     [
         ({"group": 7}, "group divide the width of 24"),
         ({"group": 8, "size": 0}, "must be at least 1"),
-        ({"group": 8, "columns": 5}, "say causal = false, and an odd size"),
+        ({"group": 8, "columns": 5}, "set causal = false, and an odd size"),
         ({"group": 8, "columns": 5, "causal": False, "size": 4}, "an odd size"),
     ],
 )

@@ -37,7 +37,7 @@ def test_formula(share, time):
         keys, values = down_k.T @ k[:, :, head], down_v.T @ v[:, :, head]
         heads.append((q[:, :, head] @ keys.mT / 8**0.5).softmax(-1) @ values)
     want = mixer.out(torch.cat(heads, -1))
-    assert laws.differ(mixer(x, Context.begin(2, time)), want) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, time)), want) < 1e-12
 
 
 def test_what_is_shared():
@@ -56,7 +56,7 @@ def test_one_projection_for_all_layers(tmp_path):
     tokens = torch.randint(17, (2, 9))
     assert torch.equal(one(tokens), again(tokens))
     assert len({id(layer.branches["mixer"].down_k) for layer in again.stack.layers}) == 1
-    assert sketch.parameters(one.recipe) == sum(p.numel() for p in one.parameters())
+    assert sketch.parameters_of_recipe(one.recipe) == sum(p.numel() for p in one.parameters())
 
 
 def test_two_stacks_share_nothing():
@@ -67,7 +67,7 @@ def test_two_stacks_share_nothing():
 
 def test_a_longer_sequence_is_refused():
     mixer, whole = make(), model()
-    with pytest.raises(UserError, match="made for 13 positions, and here are 14"):
+    with pytest.raises(UserError, match="has 13 positions, and the input 14"):
         mixer(torch.randn(2, 14, WIDTH, dtype=torch.float64), Context.begin(2, 14))
     assert whole.limit == LENGTH
     with pytest.raises(UserError, match="a sequence of 14 is longer than the 13 positions"):

@@ -58,7 +58,7 @@ def test_hubs_of_the_batch_are_hubs(position):
 
 
 def test_hubs_have_maps_of_their_own():
-    """A hub's row follows the hubs' maps, the others' rows do not."""
+    """The output of a hub depends on the projections of hubs, and the others do not."""
     mixer, x = make(hubs=2), torch.randn(1, 9, 24, dtype=torch.float64)
     before = mixer(x, Context.begin(1, 9))
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_half_precision(dtype):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"hubs": 0}, "give hubs, a segment, or use attention"),
+        ({"hubs": 0}, "set hubs or segment, or use attention"),
         ({"hubs": -1}, "from 0 on"),
         ({"segment": -1}, "from 0 on"),
         ({"pattern": "window(0)"}, "window.size must be at least 1"),

@@ -1,4 +1,4 @@
-"""LongNet: who reaches whom, and branches that agree with one softmax in which a key counts as often as it is seen."""
+"""LongNet: its receptive field, and branches that agree with one softmax in which a key counts once per branch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def make(kernel: str = "auto", **given) -> Mixer:
 
 
 def test_reaches_every_token():
-    """With as many heads as the rate, each tooth of the comb is some head's, in both ways to deal them out."""
+    """With as many heads as the rate, the heads cover all positions, with both kinds of offsets."""
     for offsets, begins in (("turns", (0, 1, 2, 3)), ("groups", (0, 1, 2, 3))):
         mixer = make(segments=[4, 16], rates=[1, 4], offsets=offsets)
         assert str(mixer.pattern) == f"causal & comb(4, 1) | causal & comb(16, 4, {begins})"
@@ -77,13 +77,13 @@ def test_half_precision(dtype):
     [
         ({"segments": [4], "rates": [1, 2]}, "1 segments, 2 rates"),
         ({"segments": [], "rates": []}, "0 segments, 0 rates"),
-        ({"segments": [4, 8], "rates": [2, 4]}, "position 0 with nothing to see: let a branch have rate 1"),
+        ({"segments": [4, 8], "rates": [2, 4]}, "position 0 with nothing to attend to: give a branch rate 1"),
         ({"segments": [4, 8], "rates": [1, 9]}, "a comb of rate 9 does not fit into segments of 8"),
         ({"segments": [4, 0], "rates": [1, 1]}, "comb.segment must be at least 1"),
         ({"segments": [4, "8"], "rates": [1, 2]}, "comb.segment must be a whole number"),
         ({"offsets": "odd"}, "offsets must be 'turns' or 'groups'"),
         ({"shares": "none"}, "shares must be 'learned' or 'constant'"),
-        ({"position": "shaw"}, "reads the weights"),
+        ({"position": "shaw"}, "needs the attention weights"),
     ],
 )
 def test_refused(given, said):

@@ -6,7 +6,7 @@ import torch
 import regard
 from regard.core import Context, Mixer, Position, UserError, part, select, watch
 from regard.ops import lsh
-from regard.parts.mixers.lsh import FEW
+from regard.parts.mixers.lsh import MAX_SHORT_STEP
 from regard.verify import laws
 
 WIDTH, HEADS, TIME = 24, 3, 29
@@ -24,7 +24,7 @@ def inputs(time=TIME, batch=2):
 
 
 def sets(mixer, buckets):
-    """For each position the others that it sees in a round with these buckets (time,), from the rule's own words."""
+    """For each position, the others that it sees in a round with these buckets (time,), from the definition."""
     rule, time = mixer.rule, len(buckets)
     order = sorted(range(time), key=lambda i: (buckets[i], i))
     chunk = {i: place // rule.size for place, i in enumerate(order)}
@@ -40,8 +40,8 @@ def sets(mixer, buckets):
 
 def slowly(mixer, x):
     """x (batch, time, width): softmax over the union of all rounds."""
-    q, k, v = mixer.prepared(x)
-    buckets, y = mixer.hashed(q), v.clone()
+    q, k, v = mixer.project(x)
+    buckets, y = mixer.bucket_ids(q), v.clone()
     for row in range(len(x)):
         for head in range(HEADS):
             rounds = [sets(mixer, one.tolist()) for one in buckets[row, head]]
@@ -67,17 +67,22 @@ def slowly(mixer, x):
 @torch.no_grad()
 def test_definition(given):
     mixer, x = make(**given), inputs()
-    assert laws.differ(mixer(x, Context.begin(2, TIME)), slowly(mixer, x)) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, TIME)), slowly(mixer, x)) < 1e-12
 
 
 @torch.no_grad()
 def test_long_steps_are_sorted_again():
-    """Steps of more than a few positions take another way, and rows stand at different places."""
-    mixer, time = make(rounds=3, size=5), 3 * FEW
+    """Longer steps take another code path, and rows are at different positions."""
+    mixer, time = make(rounds=3, size=5), 3 * MAX_SHORT_STEP
     x = inputs(time, 3)
     whole = mixer(x, Context.begin(3, time))
     state, begin = mixer.start(Context.begin(3, 0), time), torch.zeros(3, dtype=torch.long)
-    for taken in ([3, 0, 40], [FEW + 5, 2 * FEW, 1], [2, FEW, FEW + 9], [1, 0, FEW + 1]):
+    for taken in (
+        [3, 0, 40],
+        [MAX_SHORT_STEP + 5, 2 * MAX_SHORT_STEP, 1],
+        [2, MAX_SHORT_STEP, MAX_SHORT_STEP + 9],
+        [1, 0, MAX_SHORT_STEP + 1],
+    ):
         lengths = torch.tensor(taken)
         at = begin[:, None] + torch.arange(max(taken))
         columns = x.gather(1, at.clamp(max=time - 1)[..., None].expand(-1, -1, WIDTH))
@@ -85,13 +90,13 @@ def test_long_steps_are_sorted_again():
         y, state = mixer.step(columns, state, Context.after(begin, max(taken), valid=valid))
         for row, length in enumerate(taken):
             first = int(begin[row])
-            assert laws.differ(y[row, :length], whole[row, first : first + length]) < 1e-12
+            assert laws.max_difference(y[row, :length], whole[row, first : first + length]) < 1e-12
         begin = begin + lengths
 
 
 @torch.no_grad()
 def test_cost_of_long_steps():
-    for length, past in ((FEW + 7, 0), (FEW + 7, 20)):
+    for length, past in ((MAX_SHORT_STEP + 7, 0), (MAX_SHORT_STEP + 7, 20)):
         finding = laws.costs(laws.Subject(make(rounds=3)), length, past)
         assert finding.holds, finding
 
@@ -101,17 +106,17 @@ def test_few_comparisons_at_once_change_nothing(monkeypatch):
     mixer, x = make(), inputs()
     state = mixer.start(Context.begin(2, 0), TIME)
     want, _ = mixer.step(x, mixer.start(Context.begin(2, 0), TIME), Context.after(torch.zeros(2).long(), TIME))
-    monkeypatch.setattr(lsh, "AT_ONCE", 1)
-    assert laws.differ(mixer.step(x, state, Context.after(torch.zeros(2).long(), TIME))[0], want) < 1e-12
+    monkeypatch.setattr(lsh, "MAX_COMPARISONS", 1)
+    assert laws.max_difference(mixer.step(x, state, Context.after(torch.zeros(2).long(), TIME))[0], want) < 1e-12
 
 
 @torch.no_grad()
 def test_in_chunks_the_future_decides_what_is_seen():
-    """Which is why they do not step, and why the causal form is another by default."""
+    """Sorted chunks depend on later positions, so they do not step, and the causal default is another form."""
     x, moved = inputs(), []
     for mixer in (make(), make(cut="chunks")):
         y = [mixer(torch.cat((x[:, :20], tail), 1), Context.begin(2, TIME)) for tail in (x[:, 20:], x[:, :9])]
-        moved.append(laws.differ(y[0][:, :20], y[1][:, :20]))
+        moved.append(laws.max_difference(y[0][:, :20], y[1][:, :20]))
     assert moved[0] < 1e-12
     assert moved[1] > 1e-3
 
@@ -122,14 +127,14 @@ def test_a_decoder_of_chunks_is_refused_by_name():
     with pytest.raises(UserError, match=r"layer\[0\].mixer: .*'lsh', as it is made here, looks ahead"):
         regard.build({"vocab": 17, "model": table})
     mixer = make(cut="chunks")
-    with pytest.raises(UserError, match="depends on later ones, so this lsh does not step"):
+    with pytest.raises(UserError, match="depend on later ones, so this lsh does not step"):
         mixer.step(inputs(), mixer.start(Context.begin(2, 0), TIME), Context.begin(2, TIME))
 
 
 @torch.no_grad()
 def test_alone_it_sees_itself():
     mixer, x = make(), inputs(1)
-    assert laws.differ(mixer(x, Context.begin(2, 1)), mixer.out(mixer.v(x))) < 1e-12
+    assert laws.max_difference(mixer(x, Context.begin(2, 1)), mixer.out(mixer.v(x))) < 1e-12
 
 
 @pytest.mark.parametrize("given", [{}, {"cut": "chunks", "across": True, "repeats": True}, {"causal": False}], ids=str)
@@ -147,9 +152,9 @@ def test_weights_are_what_is_applied(given):
         found.append((y.detach(), mine.grad))
     weights = seen["weights"][0].detach()
     assert weights.shape == (2, HEADS, TIME, TIME)
-    assert laws.differ(weights.sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
-    assert laws.differ(found[0][0], found[1][0]) < 1e-12
-    assert laws.differ(found[0][1], found[1][1]) < 1e-9
+    assert laws.max_difference(weights.sum(-1), torch.ones(2, HEADS, TIME)) < 1e-12
+    assert laws.max_difference(found[0][0], found[1][0]) < 1e-12
+    assert laws.max_difference(found[0][1], found[1][1]) < 1e-9
 
 
 def test_rotations_come_from_the_seed_or_are_saved(tmp_path):
@@ -205,8 +210,8 @@ def test_too_small_a_state_grows():
         ({"buckets": []}, "buckets must be an even number"),
         ({"rounds": 0}, "at least 1"),
         ({"cut": "rows"}, "cut must be 'bucket' or 'chunks'"),
-        ({"across": True}, "say cut = 'chunks'"),
-        ({"causal": False, "cut": "bucket"}, "say cut = 'chunks'"),
+        ({"across": True}, "set cut = 'chunks'"),
+        ({"causal": False, "cut": "bucket"}, "set cut = 'chunks'"),
         ({"before": 0}, "before >= 1"),
     ],
 )
@@ -232,7 +237,7 @@ def test_chunks_of_a_feedforward_are_the_whole(size):
         y.square().sum().backward()
         found.append([y.detach(), x.grad, *(p.grad.clone() for p in chunked.parameters())])
     for one, two in zip(*found, strict=True):
-        assert laws.differ(one, two) < 1e-12
+        assert laws.max_difference(one, two) < 1e-12
 
 
 def test_chunks_keep_no_hidden_channels():
@@ -250,7 +255,7 @@ def test_chunks_keep_no_hidden_channels():
     [
         ({"size": 0}, "size must be at least 1"),
         ({"feedforward": {"part": "mlp", "norm": "batch"}}, "statistics over positions"),
-        ({"feedforward": "gru"}, "treats every position alone"),
+        ({"feedforward": "gru"}, "treats every position by itself"),
         ({"feedforward": {"part": "mlp", "hiden": 3}}, "feedforward: .*did you mean 'hidden'"),
     ],
 )

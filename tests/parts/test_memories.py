@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import Context, Mixer, UserError, part, state_bytes
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.parts.mixers.delta import Delta
 from regard.parts.mixers.gated_linear import GatedLinear
 from regard.parts.mixers.linear import Linear
@@ -31,7 +31,7 @@ def make(name: str) -> Mixer:
 
 
 def disturb(mixer: Mixer) -> Mixer:
-    """No weight is zero or one, so that none can be forgotten."""
+    """Randomize all weights, so that ignoring one of them is noticed."""
     with torch.no_grad():
         for weight in mixer.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -56,7 +56,7 @@ def same(mixer: Mixer, x: Tensor, want: Tensor) -> None:
 @pytest.mark.parametrize("feature", ["elu", "relu"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_linear(causal, feature):
-    """As attention with weights f(q) f(k), normalised."""
+    """Linear attention as attention with weights f(q) f(k), normalized."""
     torch.manual_seed(0)
     mixer = disturb(Linear(WIDTH, HEADS, dim=5, value_dim=7, causal=causal, feature=feature))
     x = inputs()
@@ -68,7 +68,7 @@ def test_linear(causal, feature):
 
 
 def test_retention():
-    """The paper's parallel form, with both of its normalisations."""
+    """The paper's parallel form, with both of its normalizations."""
     torch.manual_seed(0)
     mixer = disturb(Retention(WIDTH, HEADS, dim=6, value_dim=7, position="none", head_norm="layer"))
     x = inputs()
@@ -149,7 +149,7 @@ def test_rwkv6():
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_rows_without_anything(name):
-    """They are finite, learn nothing and leave the state as it was."""
+    """Rows of padding are finite, have no gradient and leave the state unchanged."""
     mixer = make(name)
     x = torch.randn(2, TIME, WIDTH, requires_grad=True)
     valid = torch.arange(TIME) < torch.tensor([[4], [0]])
@@ -167,7 +167,7 @@ def test_rows_without_anything(name):
 
 def each_row(state, row: int) -> list[Tensor]:
     found: list[Tensor] = []
-    each(state, lambda t: found.append(t[row]) or t)
+    map_tensors(state, lambda t: found.append(t[row]) or t)
     return found
 
 
@@ -223,8 +223,8 @@ def test_long_sequences(name):
     [
         ({"part": "linear", "feature": "elo"}, "did you mean 'elu'"),
         ({"part": "linear", "width": 25}, "width 25 is not divisible by 3 heads"),
-        ({"part": "retention", "position": "alibi"}, "turns queries and keys, not 'alibi'"),
-        ({"part": "retention", "position": "sinusoidal"}, "turns queries and keys, not 'sinusoidal'"),
+        ({"part": "retention", "position": "alibi"}, "rotates queries and keys, not 'alibi'"),
+        ({"part": "retention", "position": "sinusoidal"}, "rotates queries and keys, not 'sinusoidal'"),
         ({"part": "gated_linear", "temperature": 0.0}, "temperature above 0"),
         ({"part": "delta", "near": {**SHORT, "causal": False}}, "near must be a mixer that streams"),
         ({"part": "delta", "near": {"part": "lstm", "hidden": 7}}, "near must be a mixer that streams"),

@@ -49,7 +49,7 @@ def test_cut_tokens_give_the_same():
 
 
 def test_plain_tokens_of_a_later_step_are_refused():
-    """The tokens before them are not known there."""
+    """N-grams need the tokens before a step, which are not available."""
     with pytest.raises(UserError, match="whole text at once"):
         embed()(torch.randint(61, (2, 3)), Context.after(torch.tensor([4, 7]), 3))
 
@@ -67,7 +67,7 @@ def test_sizes_are_checked(sets, words):
 
 
 def test_tokens_out_of_range_are_named():
-    with pytest.raises(UserError, match="tokens reach from 3 to 61, but the table knows 0 to 60"):
+    with pytest.raises(UserError, match="tokens range from 3 to 61, but the table has rows 0 to 60"):
         embed()(torch.tensor([[3, 61]]), Context.begin(1, 2))
 
 

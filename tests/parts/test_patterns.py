@@ -1,4 +1,4 @@
-"""What single patterns mean."""
+"""The meaning of single patterns."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ WHOLE = [
 
 
 def test_random_blocks():
-    """The same on every machine, for ever: models are trained with it."""
+    """The random blocks must never change: models are trained with them."""
 
     def links(pattern: Pattern, blocks: int, size: int) -> list[list[int]]:
         mask = pattern.mask(blocks * size)[0].unflatten(0, (blocks, size)).unflatten(2, (blocks, size))

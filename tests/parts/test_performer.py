@@ -28,7 +28,7 @@ def inputs(time, dim=4):
 @pytest.mark.parametrize("kind", ["softmax", "relu"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_formula(kind, causal):
-    """All queries with all keys, without the stabiliser, which cancels."""
+    """All queries with all keys, without the stabilizer, which cancels."""
     ours, (q, k, v) = favor(kind=kind, eps=0.0 if kind == "softmax" else 0.01), inputs(13)
 
     def feature(x):
@@ -102,7 +102,7 @@ def test_redraw_and_recomputed_layers():
     for recompute in (False, True):
         torch.manual_seed(0)
         stack = Stack(WIDTH, 2, {"mixer": {"part": "performer", "redraw": 1}}, heads=HEADS).double()
-        stack.recompute = recompute
+        stack.gradient_checkpointing = recompute
         for _ in range(3):
             stack.zero_grad()
             x = torch.randn(2, 5, WIDTH, dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""What the laws cannot see of the mixers that are not attention: last states, alignments, definitions, bad input."""
+"""What the laws do not cover of mixers other than attention: final states, alignments, definitions, bad input."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.bases.recurrent import Last
+from regard.bases.recurrent import RecurrentState
 from regard.core import Context, Memory, Mixer, Model, Place, UserError, part, select, watch
 from regard.verify import laws
 
@@ -71,13 +71,13 @@ def test_decoder_begins_with_the_encoders_last_states():
     bottom, top = {"part": "lstm", "hidden": 3, "both": True}, {"part": "lstm", "hidden": 3, "layers": 2, "both": True}
     model = seq2seq([bottom, top], {"part": "lstm", "hidden": 6, "layers": 3, "begin": "memory"})
     memory = model.encode(torch.randint(31, (2, 5)))
-    assert [last.hidden.shape for last in memory.finals] == [(2, 1, 6), (2, 2, 6)]
+    assert [last.hidden.shape for last in memory.final_states] == [(2, 1, 6), (2, 2, 6)]
     (state,) = model.start(2, 4, memory=memory).layers[0]
-    for ours, pieces in zip(state, zip(*memory.finals, strict=True), strict=True):
+    for ours, pieces in zip(state, zip(*memory.final_states, strict=True), strict=True):
         assert torch.equal(ours, torch.cat(pieces, 1))
     short = mixer({"part": "gru", "hidden": 6, "layers": 2, "begin": "memory"})
     first = short.start(Context.begin(2, 0, memory=memory), 4)
-    assert torch.equal(first.hidden, memory.finals[1].hidden)  # the top two of three
+    assert torch.equal(first.hidden, memory.final_states[1].hidden)  # the top two of three
     assert first.cell is None
 
 
@@ -132,7 +132,7 @@ def test_bahdanau_wants_the_recurrent_mixer_last():
     model = seq2seq([{"part": "gru", "hidden": 4}, {"part": "gru", "hidden": 9}], {"part": "bahdanau"})
     memory = model.encode(torch.randint(31, (2, 5)))
     with pytest.raises(UserError, match="last state has width 4 and its output 9"):
-        model(torch.randint(31, (2, 3)), memory=memory._replace(finals=memory.finals[:1]))
+        model(torch.randint(31, (2, 3)), memory=memory._replace(final_states=memory.final_states[:1]))
 
 
 DECODERS = [
@@ -179,7 +179,7 @@ def test_alignments_of_steps_are_those_of_the_whole(spec):
 
 @pytest.mark.parametrize("spec", DECODERS)
 def test_a_watcher_may_replace_the_weights(spec):
-    """With all the weight on one place, the rest of the source does not matter."""
+    """With all the weight on one position, the rest of the source does not matter."""
     torch.manual_seed(0)
     ours = mixer({**spec, "begin": "zeros"} if spec["part"] == "luong" else spec)
     x, source = torch.randn(2, 4, 12), torch.randn(2, 6, 10)
@@ -188,8 +188,8 @@ def test_a_watcher_may_replace_the_weights(spec):
         return F.one_hot(torch.ones(weights.shape[:3], dtype=torch.long), weights.shape[3]).to(weights)
 
     def run(memory):
-        finals = (Last(torch.ones(2, 1, 10), None),)
-        return ours(x, Context.begin(2, 4, memory=Memory(memory, finals=finals)))
+        finals = (RecurrentState(torch.ones(2, 1, 10), None),)
+        return ours(x, Context.begin(2, 4, memory=Memory(memory, final_states=finals)))
 
     other = torch.cat((torch.randn(2, 1, 10), source[:, 1:2], torch.randn(2, 4, 10)), 1)
     assert not torch.allclose(run(source), run(other))
@@ -257,7 +257,7 @@ def test_gated_convolution_and_the_maps_around():
 
 
 def test_padding_is_zero_at_the_convolution_itself():
-    """Not before the first map, whose bias would stand there."""
+    """Padding is masked after the input projection, not before, since its bias would remain."""
     torch.manual_seed(0)
     ours = mixer({"part": "convolution", "kind": "lightweight", "size": 5, "causal": False})
     nn.init.normal_(ours.into.bias)
@@ -331,7 +331,7 @@ def test_growth(name, expected):
         ({"part": "convolution", "into": "gelu"}, "unknown into 'gelu'; did you mean 'glu'"),
         ({"part": "convolution", "size": 0}, "size must be at least 1, not 0"),
         ({"part": "convolution", "heads": 5}, "width 12 is not divisible by 5 heads"),
-        ({"part": "split", "left": "mean", "right": "mean", "share": 1.0}, "leaves one side of 12 channels with none"),
+        ({"part": "split", "left": "mean", "right": "mean", "share": 1.0}, "leaves one side without channels"),
         ({"part": "split", "left": "meen", "right": "mean"}, "left: unknown mixer 'meen'; did you mean 'mean'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A memory that a stack reads and writes: against the stack called by hand, and what is special about it."""
+"""Recurrent memory: against the inner stack called by hand, and its special cases."""
 
 import pytest
 import torch
@@ -88,11 +88,11 @@ def test_half_precision_and_rows_without_anything(dtype):
     [
         ({"segment": 0}, "must be at least 1"),
         ({"memory": 0}, "must be at least 1"),
-        ({"segment": 5}, "'learned' reaches 10, and a segment with its memories is 11"),
+        ({"segment": 5}, "'learned' has 10 positions, and a segment with memory 11"),
         ({"position": "rotary"}, "acts in attention"),
         ({"layer": [{"mixer": {"part": "attention", "pattern": "everything"}}]}, "looks ahead"),
         ({"layer": []}, "at least one layer"),
-        ({"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}, "turns? width 24 into 7"),
+        ({"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}, "changes? width 24 to 7"),
         ({"layer": [{"mixer": "atention"}]}, "did you mean 'attention'"),
     ],
 )
@@ -102,5 +102,5 @@ def test_bad_arguments(given, sentence):
 
 
 def test_a_pattern_that_comes_too_late():
-    with pytest.raises(UserError, match="the memory holds everything"):
+    with pytest.raises(UserError, match="the memory holds all positions"):
         make()(torch.randn(1, 4, 24).double(), Context.begin(1, 4, pattern=Pattern.parse("block(2)")))

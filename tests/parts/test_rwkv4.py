@@ -1,4 +1,4 @@
-"""RWKV-4 against its formula, and where exponents are too large to be written down."""
+"""RWKV-4 against its formula, and with exponents that would overflow."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_formula():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1.0, 3e3])
 def test_no_key_is_too_large(dtype, size):
-    """Keys of thousands, decays from nothing to at once, rows of padding alone: finite, gradients too."""
+    """Extreme keys and decays, and rows of only padding: outputs and gradients are finite."""
     mixer = make(dtype)
     with torch.no_grad():
         mixer.k.weight.mul_(size)

@@ -1,4 +1,4 @@
-"""Sparse recipes: who reaches whom in two layers, what a longer sequence costs, and patterns that are refused."""
+"""Sparse recipes: the receptive field of two layers, the cost of longer sequences, and refused patterns."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def work(pattern: Pattern, length: int) -> float:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_twice_the_length_twice_the_work(name):
-    """And never a mask of all pairs: the kernel of blocks is chosen by itself."""
+    """The block kernel is chosen automatically, and no mask of all pairs is made."""
     for pattern in patterns(name):
         each = getattr(pattern, "each", None) if name != "longnet" else _branches(pattern)
         for one in each or (pattern,):
@@ -69,7 +69,7 @@ def test_the_other_ways_to_combine(pattern):
 
 
 def test_dilated_without_end_is_strided():
-    """So the golden of strided attention is one of atrous attention."""
+    """The golden file of strided attention is also one of atrous attention."""
     assert torch.equal(Pattern.parse("causal & dilated(99, 7)").mask(90), Pattern.parse("causal & stride(7)").mask(90))
 
 
@@ -99,7 +99,7 @@ def test_a_forgetful_cache():
     ],
 )
 def test_patterns_that_are_refused(pattern, said):
-    """When the model is built, in one sentence."""
+    """Invalid patterns are refused in one sentence when the model is built."""
     with pytest.raises(UserError) as error:
         regard.build("local", size="tiny", vocab=61, overrides=[f"model.layer.0.mixer.pattern='{pattern}'"])
     assert said in str(error.value)

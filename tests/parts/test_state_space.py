@@ -114,7 +114,7 @@ def test_half_precision_and_empty_rows(part_name, dtype):
 @pytest.mark.parametrize("part_name", ["s4", "s4d"])
 @torch.no_grad()
 def test_a_hundred_thousand_steps(part_name):
-    """What fades at once and what hardly fades: finite, and the memory of a distant input is gone or there."""
+    """Extreme decays are finite, and the effect of a distant input has vanished or remains."""
     mixer, time = make({"part": part_name, "state": 4}, torch.float32), 100_000
     mixer.log_dt.copy_(torch.linspace(-12, 6, WIDTH))
     x = torch.randn(1, time, WIDTH)

@@ -1,4 +1,4 @@
-"""Segments that see the end of the one before: how far a token reaches, and what is kept to go on."""
+"""Transformer-XL's segments: how far a token reaches, and what the state keeps."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Retrieval across: the k nearest keys and no other, and sources of any length in windows that overlap."""
+"""Unlimiformer: attention to exactly the k nearest keys, and sources of any length in overlapping windows."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.parts.mixers import unlimiformer as file
 from regard.parts.mixers.attention import Attention
 from regard.parts.mixers.unlimiformer import Unlimiformer
 from regard.parts.mixers.windows import Windows
-from regard.verify.laws import differ
+from regard.verify.laws import max_difference
 
 LAYER = {"mixer": {"part": "attention", "pattern": "everything"}, "wiring": "post"}
 
@@ -48,7 +48,7 @@ def test_each_head_of_each_query_has_its_own_neighbours():
     scores = (q @ k.mT / 2).masked_fill(~source.valid[:, None, None], float("-inf"))
     best = scores.topk(3).indices
     kept = torch.full_like(scores, float("-inf")).scatter(-1, best, scores.gather(-1, best))
-    assert differ(weights, kept.softmax(-1)) < 1e-12
+    assert max_difference(weights, kept.softmax(-1)) < 1e-12
     assert len({tuple(sorted(row)) for row in best[0].flatten(0, 1).tolist()}) > 1
 
 
@@ -56,14 +56,14 @@ def test_each_head_of_each_query_has_its_own_neighbours():
 def test_many_queries_in_blocks(monkeypatch, position):
     mixer, found = across(3, position=position, kv_heads=1), []
     for block in (256, 2):
-        monkeypatch.setattr(file, "BLOCK", block)
+        monkeypatch.setattr(file, "QUERY_BLOCK", block)
         x = torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
         y = mixer(x, Context.begin(2, 5, memory=memory(9)))
         mixer.zero_grad()
         y.square().sum().backward()
         found.append([y.detach(), x.grad, *(p.grad.clone() for p in mixer.parameters())])
     for one, two in zip(*found, strict=True):
-        assert differ(one, two) < 1e-10
+        assert max_difference(one, two) < 1e-10
 
 
 @torch.no_grad()
@@ -86,12 +86,12 @@ def test_windows_one_by_one(size, overlap, time):
         end = time if last else begin + size - margin
         kept.append(y[:, done - begin : end - begin])
         begin, done = begin + stride, end
-    assert differ(mixer(x, Context.begin(2, time)), torch.cat(kept, 1)) < 1e-12
+    assert max_difference(mixer(x, Context.begin(2, time)), torch.cat(kept, 1)) < 1e-12
 
 
 @torch.no_grad()
 def test_a_source_longer_than_the_positions():
-    """The recipe's encoder knows 32 places, and reads 150."""
+    """The encoder of the recipe has 32 positions, and reads 150."""
     model = regard.build("unlimiformer", size="tiny", vocab=11).eval()
     assert model.source_limit is None
     source = torch.randint(11, (1, 150))
@@ -112,7 +112,7 @@ def test_a_source_longer_than_the_positions():
         ({"part": "windows", "size": 8, "position": "rotary", "layer": [LAYER]}, "acts in attention"),
         (
             {"part": "windows", "size": 8, "position": {"part": "learned", "length": 7}, "layer": [LAYER]},
-            "position 'learned' knows 7 places, not 8",
+            "position 'learned' has 7 positions, not 8",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Multi-view decoding: which layer of the encoder a layer of the decoder looks at."""
+"""Multi-view decoding: which encoder layer each decoder layer attends to."""
 
 import pytest
 import torch
@@ -45,19 +45,19 @@ def test_views_are_what_the_encoder_gives_when_it_ends_there(norm):
     source = torch.randint(17, (2, 11))
     with torch.no_grad(), watch(model, "encoder.layers.*.out") as seen:
         memory = model.encode(source)
-    assert torch.equal(memory.views[-1], memory.x)
-    for index, found in enumerate(memory.views):
+    assert torch.equal(memory.layer_outputs[-1], memory.x)
+    for index, found in enumerate(memory.layer_outputs):
         raw = seen[f"encoder.layers.{index}.out"][0]
         assert torch.equal(found, raw if norm == "none" else model.encoder.norm(raw))
 
 
 def test_who_does_not_choose_gets_no_views():
     model = regard.build("transformer", size="tiny", vocab=17)
-    assert model.encode(torch.randint(17, (2, 11))).views == ()
+    assert model.encode(torch.randint(17, (2, 11))).layer_outputs == ()
 
 
 def test_only_the_chosen_layer_matters():
-    """All look at the first layer: what the second does is nobody's concern."""
+    """All decoder layers attend to the first encoder layer, so the second has no effect."""
     model = make(0, depth=2)
     source, target = torch.randint(17, (2, 11)), torch.randint(17, (2, 7))
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_only_the_chosen_layer_matters():
         assert torch.equal(model(target, source=source), before)
         for weight in model.encoder.layers[0].parameters():
             weight.mul_(1.5)
-        assert laws.differ(model(target, source=source), before) > 1e-3
+        assert laws.max_difference(model(target, source=source), before) > 1e-3
 
 
 def test_every_layer_of_the_encoder_learns():
@@ -78,7 +78,7 @@ def test_every_layer_of_the_encoder_learns():
 
 
 def test_bad_arguments():
-    with pytest.raises(UserError, match="of = 3 names no layer of an encoder with 3"):
+    with pytest.raises(UserError, match="of = 3 is no layer of an encoder with 3"):
         view(3)
     with pytest.raises(UserError, match="did you mean 'aligned'"):
         view("alined")
@@ -86,5 +86,5 @@ def test_bad_arguments():
         part(Mixer, {"part": "view", "mixer": CROSS}, width=24, heads=3, place=Place())
     one, x = view("last"), torch.randn(2, 5, 24)
     for memory in (None, Memory(torch.randn(2, 7, 24))):
-        with pytest.raises(UserError, match="a view of encoder layer 2 needs a memory that holds it"):
+        with pytest.raises(UserError, match="a view of encoder layer 2 needs a memory with the outputs of all layers"):
             one(x, Context.begin(2, 5, memory=memory))

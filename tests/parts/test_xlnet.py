@@ -1,11 +1,11 @@
-"""XLNet's property: a prediction knows those before it in the order, and neither itself nor those after it."""
+"""XLNet: a prediction depends on the tokens before it in the order, not on itself or those after it."""
 
 import pytest
 import torch
 
 import regard
 from regard.core import Context, Pattern, UserError, find, watch
-from regard.parts.objectives.permuted import ask, begin, fits
+from regard.parts.objectives.permuted import check_model, initial_state, query_positions
 
 TINY = ["model.width=24", "model.heads=3", "model.depth=2", "model.layer.0.feedforward.hidden=20"]
 TIME = 7
@@ -22,12 +22,12 @@ def model(memory=5):
 
 
 def predictions(made, tokens, segments=None, before=None):
-    state = begin(made, 2)
+    state = initial_state(made, 2)
     if before is not None:
-        _, _, state = ask(made, before, AT[:, :0], state)
+        _, _, state = query_positions(made, before, AT[:, :0], state)
     start = 0 if before is None else before.shape[1]
     order = find(Pattern, "order")(RANKS, start)
-    _, x, _ = ask(made, tokens, AT, state, pattern=order, segments=segments)
+    _, x, _ = query_positions(made, tokens, AT, state, pattern=order, segments=segments)
     return made.head(x, Context.begin(2, 4))
 
 
@@ -53,7 +53,7 @@ def test_content_sees_itself_and_nobody_sees_a_query():
     made, tokens = model(), torch.randint(31, (2, TIME))
     order = find(Pattern, "order")(RANKS)
     with watch(made.stack, "layers.0.branches.mixer.attend.weights") as seen:
-        content, _, _ = ask(made, tokens, AT, begin(made, 2), pattern=order)
+        content, _, _ = query_positions(made, tokens, AT, initial_state(made, 2), pattern=order)
     weights = seen["layers.0.branches.mixer.attend.weights"][
         0
     ]  # (batch, heads, content and queries, memory and content)
@@ -62,7 +62,7 @@ def test_content_sees_itself_and_nobody_sees_a_query():
     assert bool((own > 0).all())
     asked = weights[:, :, TIME:, 5:].gather(3, AT[:, None, :, None].expand(-1, 3, -1, 1))
     assert bool((asked == 0).all())
-    alone, _, _ = ask(made, tokens, AT[:, :0], begin(made, 2), pattern=order)
+    alone, _, _ = query_positions(made, tokens, AT[:, :0], initial_state(made, 2), pattern=order)
     assert torch.allclose(content, alone, atol=1e-12), "being asked changes nothing"
 
 
@@ -71,7 +71,7 @@ def test_memory_is_what_went_into_each_layer():
     made, tokens = model(memory=4), torch.randint(31, (2, 9))
     valid = torch.arange(9) < torch.tensor([[9], [3]])
     with watch(made.stack, "layers.*") as seen:
-        _, _, state = ask(made, tokens, AT[:, :0], begin(made, 2), valid)
+        _, _, state = query_positions(made, tokens, AT[:, :0], initial_state(made, 2), valid)
     first, second = (layer[0] for layer in state.layers)
     assert torch.equal(first.x[0], made.embed.table[tokens[0, 5:]])
     assert torch.equal(second.x[0], seen["layers.0.out"][0][0, 5:9])
@@ -105,7 +105,7 @@ def test_bad_orders():
 
 
 def test_who_cannot_be_asked():
-    with pytest.raises(UserError, match="embed 'tokens' does not know rows that only ask"):
-        fits(regard.build("xlnet", "tiny", 31, [*TINY, "model.embed=tokens"]))
-    with pytest.raises(UserError, match="mixer 'attention' does not know"):
-        fits(regard.build("gpt2", "tiny", 31, ["model.width=24", "model.heads=3"]))
+    with pytest.raises(UserError, match="embed 'tokens' does not support query positions"):
+        check_model(regard.build("xlnet", "tiny", 31, [*TINY, "model.embed=tokens"]))
+    with pytest.raises(UserError, match="mixer 'attention' does not support query positions"):
+        check_model(regard.build("gpt2", "tiny", 31, ["model.width=24", "model.heads=3"]))

@@ -48,7 +48,7 @@ def test_all_layers_look_at_the_same_keys():
 
 @torch.no_grad()
 def test_a_pattern_given_with_the_batch():
-    """Reaches the second stack too: nothing of the first document is seen in the second."""
+    """A pattern of the batch also applies to the second stack: documents do not see each other."""
     mixer, x = make(), torch.randn(1, 9, 24).double()
     other = x.clone()
     other[:, :5] += 1
@@ -72,7 +72,7 @@ def test_half_precision_and_rows_without_anything(dtype):
 
 @torch.no_grad()
 def test_gated_retention_forgets_without_harm():
-    """Gates that close: what is remembered fades below any number, over 100,000 positions, and stays finite."""
+    """Closed gates: over 100,000 positions the memory decays to zero and stays finite."""
     mixer = part(Mixer, {"part": "gated_retention", "temperature": 0.01}, width=4, heads=2)
     torch.nn.init.normal_(mixer.fade.weight, std=50)
     x = torch.randn(1, 1000, 4)
@@ -87,11 +87,11 @@ def test_gated_retention_forgets_without_harm():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"second": {"layer": [WINDOW]}}, "'mixer' is made by yoco itself"),
+        ({"second": {"layer": [WINDOW]}}, "'mixer' is the attention over the cache"),
         ({"second": {"depth": 2}}, "second: a stack needs at least one layer"),
         ({"second": {"layer": [LAYER], "dept": 2}}, "second has no 'dept'; did you mean 'depth'"),
         ({"first": {"layer": [{"mixer": {"part": "attention", "pattern": "everything"}}]}}, "looks ahead"),
-        ({"first": {"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}}, "into 7, and must keep"),
+        ({"first": {"layer": [{"mixer": {"part": "gru", "hidden": 7}, "wiring": "plain"}]}}, "to 7, and must keep"),
         ({"kv_heads": 2}, "cannot share 2 kv_heads"),
         ({"position": "sinusoidal"}, "acts on token vectors"),
         ({"second": {"layer": [LAYER], "heads": 5}}, "not divisible by 5 heads"),
@@ -105,7 +105,7 @@ def test_bad_arguments(given, sentence):
 def test_bad_gates():
     with pytest.raises(UserError, match="temperature must be above 0"):
         part(Mixer, {"part": "gated_retention", "temperature": 0.0}, width=4, heads=2)
-    with pytest.raises(UserError, match="turns queries and keys"):
+    with pytest.raises(UserError, match="rotates queries and keys"):
         part(Mixer, {"part": "gated_retention", "position": "alibi"}, width=4, heads=2)
 
 

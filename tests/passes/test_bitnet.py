@@ -1,4 +1,4 @@
-"""BitNet: rounding, learning through it, and packed weights that give the very same numbers."""
+"""BitNet: quantization, gradients through it, and packed weights that give exactly the same outputs."""
 
 import json
 
@@ -14,7 +14,7 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.ops.dispatch import is_plain_linear
 from regard.passes import bitnet
-from regard.passes.bitnet import BitLinear, PackedLinear, pack, packed, unpacked
+from regard.passes.bitnet import BitLinear, PackedLinear, pack, pack_ternary, unpack_ternary
 
 TEXTS = ["a cat sat on the mat", "the dog", "cat", "on the mat the dog sat and a cat sat"]
 DECODER = {
@@ -47,7 +47,7 @@ def random_map(wide=13, to=7, bias=True, norm="none"):
     ("wide", "to", "bias", "norm"), [(13, 7, True, "none"), (16, 9, False, "rms"), (1, 1, True, "none")]
 )
 def test_packed_is_the_very_same(dtype, wide, to, bias, norm, monkeypatch):
-    monkeypatch.setattr(bitnet, "BLOCK", 4 * wide)  # one packed row at a time
+    monkeypatch.setattr(bitnet, "UNPACK_BLOCK", 4 * wide)  # one packed row at a time
     map_ = random_map(wide, to, bias, norm).to(dtype).eval()
     x = 3 * torch.randn(2, 5, wide, dtype=dtype)
     x[0, 2] = 0
@@ -55,7 +55,7 @@ def test_packed_is_the_very_same(dtype, wide, to, bias, norm, monkeypatch):
         y = map_(x)
         assert y.dtype == dtype
         assert y.isfinite().all()
-        assert torch.equal(PackedLinear.of(map_).eval()(x), y)
+        assert torch.equal(PackedLinear.from_bit_linear(map_).eval()(x), y)
 
 
 def test_sums_stay_exact_when_there_are_very_many():
@@ -66,16 +66,16 @@ def test_sums_stay_exact_when_there_are_very_many():
     with torch.no_grad():
         map_.weight.abs_()
         y = map_(x)
-        assert torch.equal(PackedLinear.of(map_).eval()(x), y)
+        assert torch.equal(PackedLinear.from_bit_linear(map_).eval()(x), y)
         weights, size = map_.ternary()
-        quanta, step = bitnet.rounded(x)
+        quanta, step = bitnet.quantize_input(x)
         whole = quanta.long() @ weights.long().T
         assert whole.min() > 1 << 24
-        assert torch.equal(y, bitnet.finished(whole.double(), step, size, map_.bias, x.dtype))
+        assert torch.equal(y, bitnet.dequantize(whole.double(), step, size, map_.bias, x.dtype))
 
 
 def test_what_is_rounded_and_how_it_learns():
-    """Three kinds of weights, 255 kinds of inputs; gradients are those of the rounded numbers, as if never rounded."""
+    """Weights have three values and inputs 255; gradients pass straight through the rounding."""
     map_ = random_map().double()
     x = torch.randn(4, 13, dtype=torch.float64, requires_grad=True)
     y = map_(x)
@@ -94,16 +94,16 @@ def test_what_is_rounded_and_how_it_learns():
 
 def test_bytes():
     weights = torch.randint(-1, 2, (7, 5), generator=torch.Generator().manual_seed(0))
-    held = packed(weights)
+    held = pack_ternary(weights)
     assert held.dtype == torch.uint8
     assert held.shape == (2, 5)
-    assert torch.equal(unpacked(held, torch.int8).flatten(0, 1)[:7] - 1, weights.to(torch.int8))
+    assert torch.equal(unpack_ternary(held, torch.int8).flatten(0, 1)[:7] - 1, weights.to(torch.int8))
     map_ = random_map()
-    assert torch.equal(PackedLinear.of(map_).weight, map_.ternary()[0] * map_.ternary()[1])
+    assert torch.equal(PackedLinear.from_bit_linear(map_).weight, map_.ternary()[0] * map_.ternary()[1])
 
 
 def test_where_it_goes():
-    """Into the layers, not into tables and heads; what stands twice stays one; others may be kept."""
+    """Layers are replaced, tables and heads are not; shared layers stay shared; others may be kept."""
     model = decoder(tie="none", head={"part": "tag", "classes": 5}, share="layers")
     maps = {path: m for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
     assert is_plain_linear(maps.pop("head.out"))
@@ -164,7 +164,7 @@ def test_a_packed_run(run, tmp_path, capsys):
     assert held(one.model) > 6 * held(two.model)
     said = (one.model.cost(5, 3), two.model.cost(5, 3))
     assert said[0] == said[1]
-    with pytest.raises(UserError, match=r"packed weights do not learn"):
+    with pytest.raises(UserError, match=r"packed weights cannot be trained"):
         two.model.train()(tokens)
 
 
@@ -202,13 +202,13 @@ def test_refusals(run, tmp_path, capsys):
 
 
 def test_a_pass_of_ones_own(tmp_path, monkeypatch):
-    """Found like a part, applied after those before it, and asked for its arguments."""
+    """Passes are found like parts, applied in order, and their arguments are checked."""
     (tmp_path / "halve.py").write_text(
         "from regard.core import Pass\n\n\nclass Halve(Pass):\n    def __init__(self, times: int = 1):\n"
         "        self.times = times\n\n    def __call__(self, model):\n        for p in model.parameters():\n"
         "            p.data.mul_(0.5**self.times)\n"
     )
-    monkeypatch.setattr("regard.schema.added", [])
+    monkeypatch.setattr("regard.schema.user_folders", [])
     regard.add_folder(tmp_path)
     plain, halved = decoder(), decoder(passes=["bitnet", {"part": "halve", "times": 2}])
     for one, two in zip(plain.parameters(), halved.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""LoRA: the same model at first, only small maps that learn, and one plain model in the end."""
+"""LoRA: the model is unchanged at first, only adapters are trained, and merging gives a plain model."""
 
 import json
 
@@ -40,7 +40,7 @@ def decoder(*passes, **changes):
 
 
 def randomised(model):
-    """As if it had learned."""
+    """Randomize the adapters, as if they were trained."""
     torch.manual_seed(3)
     with torch.no_grad():
         for module in model.modules():
@@ -67,7 +67,7 @@ def test_the_same_at_first():
 
 
 def test_where_it_goes():
-    """Into the maps that are named, and nothing else learns."""
+    """Adapters are added to the named layers, and everything else is frozen."""
     every = {f"stack.layers.{i}.branches.{{}}.{kind}" for i in range(2) for kind in ("down", "up")}
     assert learning(decoder("lora")) == {name.format(f"mixer.{letter}") for name in every for letter in "qv"}
     model = decoder({"part": "lora", "on": "ko", "rank": 3})
@@ -82,7 +82,7 @@ def test_where_it_goes():
 
 
 def test_it_is_what_the_equation_says():
-    map_ = LoraLinear.of(nn.Linear(13, 7), 3, 5.0, 0.0)
+    map_ = LoraLinear.from_linear(nn.Linear(13, 7), 3, 5.0, 0.0)
     nn.init.normal_(map_.up)
     x = torch.randn(2, 5, 13, requires_grad=True)
     y = map_(x)
@@ -95,7 +95,7 @@ def test_it_is_what_the_equation_says():
 
 
 def test_dropout_is_of_the_small_map_alone():
-    map_ = LoraLinear.of(nn.Linear(13, 7), 3, 5.0, 0.5)
+    map_ = LoraLinear.from_linear(nn.Linear(13, 7), 3, 5.0, 0.5)
     x = torch.randn(4, 13)
     assert torch.equal(map_.train()(x), map_.eval()(x))
     nn.init.normal_(map_.up)
@@ -182,7 +182,7 @@ def test_refusals(run, tmp_path, capsys):
     merge_run(run, tmp_path / "plain")
     for given, sentence in (
         ((run, tmp_path / "plain"), "is there already"),
-        ((tmp_path / "plain", tmp_path / "again"), "plain: this model has no small maps"),
+        ((tmp_path / "plain", tmp_path / "again"), "plain: this model has no adapters"),
         ((tmp_path / "nothing", tmp_path / "again"), "holds no recipe.toml"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -193,7 +193,7 @@ def test_refusals(run, tmp_path, capsys):
     for one, sentence in (
         ({"rank": 0}, r"passes\[0\]: rank must be at least 1"),
         ({"on": "qx"}, r"passes\[0\]: on takes letters of 'qkvo'"),
-        ({"on": ["*.nothing"]}, r"passes\[0\]: there is no linear layer to add a small map to"),
+        ({"on": ["*.nothing"]}, r"passes\[0\]: there is no linear layer to adapt"),
         ({"dropout": 1.5}, r"lora.dropout must be at least 0"),
         ({"rang": 3}, r"lora has no 'rang'; did you mean 'rank'"),
     ):

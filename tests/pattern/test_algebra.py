@@ -10,7 +10,7 @@ from regard.parts.patterns.padding import Padding
 from regard.parts.patterns.segment import Segment
 from regard.pattern import analysis as patterns
 from regard.pattern.algebra import cycle
-from regard.pattern.analysis import blind, expiry, pairs, roof, slots
+from regard.pattern.analysis import expiry, first_blind_query, pairs, round_up_length, slots
 
 parse = Pattern.parse
 
@@ -50,18 +50,18 @@ BLIND = [
 def test_blind(text, length):
     torch.manual_seed(0)
     pattern = parse(text)
-    assert blind(pattern, length) == brute_blind(pattern, length, None)
+    assert first_blind_query(pattern, length) == brute_blind(pattern, length, None)
     if length:
         valid = torch.arange(length)[None] < torch.tensor([length, (length + 1) // 2, 1])[:, None]
         data = pattern & Padding(torch.tensor([length, length, 1]))
         if not pattern.causal:
-            assert blind(pattern, length, valid) == brute_blind(pattern, length, valid)
-        assert blind(data, length, valid) == brute_blind(data, length, valid)
+            assert first_blind_query(pattern, length, valid) == brute_blind(pattern, length, valid)
+        assert first_blind_query(data, length, valid) == brute_blind(data, length, valid)
 
 
 def test_blind_tells_rows_that_do_not_fit():
     with pytest.raises(UserError, match="is for 2 sequences, and the batch has 3"):
-        blind(Segment(torch.zeros(2, 5, dtype=torch.long)), 5, torch.ones(3, 5, dtype=torch.bool))
+        first_blind_query(Segment(torch.zeros(2, 5, dtype=torch.long)), 5, torch.ones(3, 5, dtype=torch.bool))
 
 
 PAIRS = [
@@ -97,18 +97,18 @@ def test_pairs_of_long_sequences():
     n = 8192
     assert pairs(parse("causal"), n) == n * (n + 1) // 2
     assert pairs(parse("everything"), n) == n * n
-    assert blind(parse("everything"), n) is None
-    assert blind(parse("causal & stride(512)"), n) is None
+    assert first_blind_query(parse("everything"), n) is None
+    assert first_blind_query(parse("causal & stride(512)"), n) is None
 
 
 def test_data_of_a_batch():
     """A mean over its rows, and never remembered: batches come and go."""
     pattern = Causal() & Padding(torch.tensor([3, 5]))
-    before = [f.cache_info().currsize for f in (patterns._pairs, patterns._blind)]
+    before = [f.cache_info().currsize for f in (patterns._pairs, patterns._find_blind_cached)]
     assert pairs(pattern, 5) == (12 + 15) / 2
     assert pairs(pattern, 0) == 0
-    assert blind(pattern, 5) is None
-    assert before == [f.cache_info().currsize for f in (patterns._pairs, patterns._blind)]
+    assert first_blind_query(pattern, 5) is None
+    assert before == [f.cache_info().currsize for f in (patterns._pairs, patterns._find_blind_cached)]
 
 
 def test_expiry():
@@ -124,8 +124,8 @@ def test_expiry():
 def test_slots_of_a_shorter_sequence(text):
     """A longer table begins with the shorter one, so that a cache may be asked about either."""
     short, long = slots(parse(text), 100, 7), slots(parse(text), 700, 7)
-    assert len(short.table) == roof(100) == 256
-    assert len(long.table) == roof(700) == 1024
+    assert len(short.table) == round_up_length(100) == 256
+    assert len(long.table) == round_up_length(700) == 1024
     assert torch.equal(long.table[:256], short.table)
     assert long.counts[:256] == short.counts
     assert min(long.reused, 256) == short.reused

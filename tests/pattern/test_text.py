@@ -8,7 +8,7 @@ from regard import schema as parts
 from regard.core import Pattern, UserError, part
 from regard.parts.patterns.causal import Causal
 from regard.parts.patterns.window import Window
-from regard.pattern.analysis import blind, pairs
+from regard.pattern.analysis import first_blind_query, pairs
 
 parse = Pattern.parse
 
@@ -52,7 +52,7 @@ WRONG = [
     ("global_tokens(at=3)", ["lists positions"]),
     ("global_tokens(at=(1, -2))", ["at least 0, not -2"]),
     ("heads()", ["at least one pattern"]),
-    ("heads(3)", ["heads takes patterns, and 3 is none"]),
+    ("heads(3)", ["heads takes patterns, not 3"]),
     ("heads(each=causal)", ["without names"]),
     ("heads(causal, windo(3))", ["did you mean 'window'"]),
     ("segment(3)", ["belongs in a call"]),
@@ -146,7 +146,7 @@ def test_other_spellings():
 
 
 def test_a_pattern_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "added", [tmp_path])
+    monkeypatch.setattr(parts, "user_folders", [tmp_path])
     head = "from dataclasses import dataclass\nfrom regard.core import Pattern\n\n"
     body = "class Odd_Ones(Pattern):\n    every: int = 2\n\n    def allows(self, query_at, key_at):\n"
     body += "        return key_at % self.every == 1\n"
@@ -156,7 +156,7 @@ def test_a_pattern_of_ones_own(tmp_path, monkeypatch):
     pattern = parse("odd_ones(3)")
     assert str(pattern) == "odd_ones(3)"
     assert pairs(pattern, 9) == 9 * 3  # although it does not give the full shape
-    assert blind(parse("odd_ones"), 5) is None
+    assert first_blind_query(parse("odd_ones"), 5) is None
     with pytest.raises(UserError, match="frozen=True"):
         parse("thawed(3)")
     with pytest.raises(UserError, match="does not define allows"):

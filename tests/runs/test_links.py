@@ -1,4 +1,4 @@
-"""Links, pipes and names in a folder of a stranger: nothing outside is read or written, and nobody waits for a pipe."""
+"""Links, pipes and file names in an untrusted folder: nothing outside is read or written, and no pipe is waited for."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def _in_time():
 
 
 def contents(folder):
-    """Of every file below a folder, links not followed."""
+    """Return the state of every file below a folder, without following links."""
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.exists()}
 
 
@@ -81,7 +81,7 @@ PARTS = [
 
 
 def refused(run, command, capsys, word):
-    """One sentence, exit code 2, and everything is as it was."""
+    """The command prints one sentence, exits with code 2, and changes nothing."""
     (run.parent / "asked.txt").write_text("one two\n")
     before = contents(run.parent)
     capsys.readouterr()
@@ -95,7 +95,7 @@ def refused(run, command, capsys, word):
 
 
 def outside(path):
-    """What is there moves out of the folder, and a link to it takes its place."""
+    """Move a file out of the folder and put a link to it in its place."""
     elsewhere = path.parents[[one.name for one in path.parents].index("run") + 1] / "elsewhere"
     if path.exists():
         path.rename(elsewhere)
@@ -122,7 +122,7 @@ def test_a_link_that_leaves_a_run_folder_is_refused(run, command, name, capsys):
 @pytest.mark.parametrize("command", ["resume", "predict"])
 @pytest.mark.parametrize("target", ["/dev/zero", "/dev/null", "/nowhere/at/all", "../gone", "lock"])
 def test_wherever_it_leads(run, command, target, capsys):
-    """A device, nothing at all, and in a circle."""
+    """Links to a device, to nothing, and to themselves are refused."""
     (run / "lock").unlink()
     (run / "lock").symlink_to(target)
     refused(run, command, capsys, "is a link that leaves")
@@ -167,7 +167,7 @@ def test_a_new_run_writes_through_no_link(trained, tmp_path, capsys):
 
 
 def test_links_that_stay_inside_are_fine(run, tmp_path, capsys):
-    """So is a run folder that is a link itself."""
+    """A run folder that is itself a link is checked as well."""
     (run / "model.safetensors").rename(run / "weights")
     (run / "model.safetensors").symlink_to("weights")
     (run / "metrics.jsonl").rename(run / "lines")
@@ -248,7 +248,7 @@ def theirs(tmp_path):
 
 
 def comes_in(folder, capsys, *more):
-    """Exit code and sentence; the run that it becomes is `again`, beside it."""
+    """Return the exit code and the message; the converted run is `again`, next to it."""
     capsys.readouterr()
     code = main(["convert", str(folder), str(folder.parent / "again"), *more])
     told = capsys.readouterr().err.strip()
@@ -307,7 +307,7 @@ def test_the_cache_of_the_hub_is_read(theirs, capsys):
 
 @pytest.mark.parametrize("through", ["a blob", "another folder", "blobs by name alone"])
 def test_nothing_but_that_cache_is(theirs, capsys, through):
-    """A blob that is a link itself, another folder beside it, and a folder that is only called so."""
+    """Refuse a blob that is itself a link, a link to another folder, and a folder that only has the name."""
     snapshot, precious = as_in_the_cache(theirs), theirs.parent / "precious"
     precious.write_text("precious")
     path = snapshot / "README.md"
@@ -368,9 +368,9 @@ def test_sentence_transformers_names_no_folder_outside(tmp_path, path):
 
 
 def test_the_lock_is_held_where_it_lies(run):
-    """Not wherever a link leads to."""
+    """Nothing is written to the target of a link."""
     (run / "lock").unlink()
     (run / "lock").symlink_to(run.parent / "precious")
-    with pytest.raises(UserError, match="is a link that leaves"), checkpoint.alone(run):
+    with pytest.raises(UserError, match="is a link that leaves"), checkpoint.locked(run):
         pass
     assert not (run.parent / "precious").exists()

@@ -1,4 +1,4 @@
-"""[train] is checked before anything begins."""
+"""The settings in [train] are checked before training begins."""
 
 import pytest
 

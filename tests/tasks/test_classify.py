@@ -1,4 +1,4 @@
-"""Texts with a label each: from a table to a run that labels."""
+"""Classifying texts: from a table to a trained run."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard.core import UserError
-from regard.data import FIRST_LABEL, Labelled, Tokenizer
+from regard.data import FIRST_LABEL, LabeledBatches, Tokenizer
 from regard.evaluate import evaluate
 from regard.metrics import measure
 from regard.runs.job import Job
@@ -21,7 +21,7 @@ SMALL = [
 
 @pytest.fixture
 def table(tmp_path):
-    """Does a word begin with a vowel?"""
+    """Write words labeled by whether they begin with a vowel."""
     rng = random.Random(3)
     words = {"".join(rng.choices("abcdeinou", k=rng.randint(3, 7))) for _ in range(600)}
     lines = [f"{word}\t{'vowel' if word[0] in 'aeiou' else 'consonant'}" for word in sorted(words)]
@@ -63,7 +63,7 @@ def test_learns_loads_and_labels(table, tmp_path):
 
 
 def test_the_best_accuracy_is_kept_and_waited_for(table, tmp_path):
-    """Unless the loss is asked for; the first metric that is asked for decides."""
+    """Accuracy decides the best model, unless the loss or another metric is asked for."""
     found = [{"loss": 0.3, "accuracy": 70.0}, {"loss": 0.5, "accuracy": 90.0}, {"loss": 0.4, "accuracy": 80.0}]
     for name, changes, step, last in (("own", [], 4, 8), ("loss", ["train.metric=loss"], 2, 6)):
         asked = job(table, tmp_path / name)
@@ -83,7 +83,7 @@ def test_the_best_accuracy_is_kept_and_waited_for(table, tmp_path):
 
 
 def test_a_run_goes_on(table, tmp_path):
-    """To the very weights of one that was not stopped."""
+    """A resumed run ends with exactly the weights of an uninterrupted one."""
     same = [*SMALL, "train.schedule=constant", "train.eval_steps=10"]
     found = []
     for name, steps in (("whole", 40), ("half", 20)):
@@ -107,7 +107,7 @@ def test_all_labels_with_their_probability(table, tmp_path):
 
 
 def test_a_label_that_cannot_be_learned(table, tmp_path, capsys):
-    """Of dev and test, such as a rare one: it is told, and to answer otherwise is wrong."""
+    """A label that only dev or test has is reported, and counts as an error."""
     for part, label in (("dev", "vowels"), ("test", "rare")):
         (tmp_path / f"{part}.tsv").write_text(f"text\tlabel\nabc\t{label}\nbca\tconsonant\n")
     asked = job(table, tmp_path / "run")
@@ -164,7 +164,7 @@ LINES = [(f"text number {number}", "good" if number % 2 else "bad") for number i
 
 @pytest.mark.parametrize("first", [("Kritik", "Urteil"), ("phrase", "Sentiment"), ("x1", "y")])
 def test_a_header_among_the_examples_is_asked_about(tmp_path, first):
-    """Whichever part of the split its line falls into."""
+    """The header is found whichever split its line falls into."""
     told = refused(tmp_path, [first, *LINES])
     assert f"'{first[1]}'" in told
     assert f"'{first[0]}'" in told
@@ -182,7 +182,7 @@ def test_rare_labels_elsewhere_are_labels(tmp_path):
 
 
 def test_as_many_labels_as_texts_are_asked_about(tmp_path):
-    """The columns are the other way round, or it is no classification at all."""
+    """About as many labels as examples: the columns are swapped, or it is not classification."""
     assert "--columns 1,0" in refused(tmp_path, [(label, text) for text, label in LINES])
     told = refused(tmp_path, [(f"topic {number % 29}", text) for number, (text, _) in enumerate(LINES)])
     assert "different labels" in told
@@ -223,8 +223,8 @@ def test_a_metric_that_means_nothing_is_refused_with_those_that_do(table, tmp_pa
 
 
 def test_batches_hold_each_text_beside_its_label():
-    labels = Tokenizer.of_labels(["new york", "paris", " paris "])
-    assert labels.labels == 2
+    labels = Tokenizer.from_labels(["new york", "paris", " paris "])
+    assert labels.num_labels == 2
     assert labels.tokens([FIRST_LABEL, FIRST_LABEL + 1]) == ["new york", "paris"]
     assert labels.encode(["paris ", "rome"]) == [[FIRST_LABEL + 1], [labels.unk]]
 
@@ -234,7 +234,7 @@ def test_batches_hold_each_text_beside_its_label():
         def __getitem__(self, index):
             return [7, 9, 8][index] * torch.ones(self.lengths[index][0]).long().numpy(), [FIRST_LABEL + index, 3]
 
-    batches = Labelled(Rows(), 100, 1)
+    batches = LabeledBatches(Rows(), 100, 1)
     (numbers,) = batches.epoch(0)
     batch = batches.make(numbers)
     assert batch.tokens.shape == (3, 5)

@@ -1,4 +1,4 @@
-"""Models that came from elsewhere, at work: begun after nothing, without a head, and measured."""
+"""Converted models in use: generating without a start token, without a head, and evaluated."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from regard.cli import main
 from regard.convert import convert
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.tasks.permuted import Onward
+from regard.tasks.permuted import PermutedRun
 
 TEXTS = ["once upon a time", "a cat and a dog", "once a dog"]
 PLACES = 24
@@ -25,7 +25,7 @@ def words():
 
 
 def converted(folder, kind, words, **config):
-    """Theirs, and the run."""
+    """Return the model of `transformers`, and the converted run."""
     torch.manual_seed(0)
     marks = {"bos_token_id": words.start, "eos_token_id": words.end, "pad_token_id": words.pad}
     theirs = kind(kind.config_class(vocab_size=words.size, **config, **marks)).eval()
@@ -44,7 +44,7 @@ def gpt2(folder, words, kind=transformers.GPT2LMHeadModel):
 
 @pytest.mark.parametrize("running", [True, False])
 def test_the_loss_of_a_text(running, tmp_path, words, capsys):
-    """After the start mark; a running text as it stands, and texts by themselves each with an end."""
+    """The loss is computed after the start token; separate texts end in the end token, a running text does not."""
     theirs, run = gpt2(tmp_path, words)
     path = tmp_path / ("text.txt" if running else "text.jsonl")
     path.write_text("".join(f"{text}\n" if running else json.dumps({"text": text}) + "\n" for text in TEXTS[:2]))
@@ -64,7 +64,7 @@ def test_the_loss_of_a_text(running, tmp_path, words, capsys):
 
 def test_an_empty_prompt_may_go_on_to_the_last_position(tmp_path, words):
     run = regard.load(gpt2(tmp_path, words)[1])
-    assert run.opening == []
+    assert run.decoder_prefix == []
     for answers in run.predict(["", "once"], DecodeConfig(max_new_tokens=99)):
         assert answers[0].ended or len(answers[0].tokens) >= PLACES - 4
 
@@ -73,7 +73,7 @@ def test_a_decoder_without_a_head_gives_vectors(tmp_path, words, capsys):
     theirs, run = gpt2(tmp_path, words, transformers.GPT2Model)
     loaded = regard.load(run)
     with torch.no_grad():
-        hidden = theirs(torch.tensor(loaded.source.frame(TEXTS[:1]))).last_hidden_state[0]
+        hidden = theirs(torch.tensor(loaded.source.encode_with_special_tokens(TEXTS[:1]))).last_hidden_state[0]
     assert torch.allclose(loaded.embed(TEXTS, pool="mean")[0], hidden.mean(0), atol=1e-5)
     with pytest.raises(
         regard.UserError, match=f"at most {PLACES} can be taken: shorten it, or let it be cut .--truncate"
@@ -82,12 +82,12 @@ def test_a_decoder_without_a_head_gives_vectors(tmp_path, words, capsys):
 
 
 def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
-    """With nothing before it."""
+    """Generation begins without any token before it."""
     theirs, run = converted(
         tmp_path, transformers.XLNetLMHeadModel, words, d_model=12, n_layer=1, n_head=2, d_inner=20
     )  # fmt: skip
     loaded = regard.load(run)
-    assert isinstance(loaded, Onward)
+    assert isinstance(loaded, PermutedRun)
     ids = words.encode(TEXTS[:1])[0]
     row = torch.tensor([[*ids, 0]])
     hidden, asked = torch.zeros(1, len(ids) + 1, len(ids) + 1), torch.zeros(1, 1, len(ids) + 1)
@@ -99,7 +99,7 @@ def test_xlnet_reads_a_prompt_as_they_do(tmp_path, words):
 
 
 def test_all_pictures_that_are_named_count(tmp_path, capsys):
-    """Unless they have parts of their own."""
+    """All data is evaluated, unless it has splits."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, image_size=8, patch_size=4,
@@ -120,7 +120,7 @@ def test_all_pictures_that_are_named_count(tmp_path, capsys):
 
 
 def test_labels_have_marks_of_their_own(tmp_path, words):
-    """The number that pads a text may be that of a label."""
+    """The id of the pad token may equal that of a label."""
     kind = transformers.GPT2ForSequenceClassification
     config = kind.config_class(
         vocab_size=words.size, n_positions=PLACES, n_embd=12, n_layer=1, n_head=2, num_labels=3, pad_token_id=5,

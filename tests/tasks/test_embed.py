@@ -1,4 +1,4 @@
-"""Texts as vectors: pooling, order, length, likeness, files, and who has none."""
+"""Embedding texts: pooling, order, normalization, similarity, files, and models that cannot."""
 
 import json
 
@@ -10,10 +10,10 @@ import regard
 from regard.cli import main
 from regard.core import Context, UserError
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.tasks import reader
-from regard.tasks.classify import Labeller
+from regard.tasks.classify import TextClassifier
 from regard.tasks.embed import Embedder
 from regard.tasks.fill import Filler
 from regard.tasks.run import Run
@@ -25,7 +25,7 @@ LAYER = "model.layer.0.feedforward.hidden=20"
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 def build(recipe, tokenizer, *more):
@@ -39,8 +39,8 @@ def minilm(words):
 
 
 def plain(run, text, how):
-    """One text by itself."""
-    row = torch.tensor([run.source.frame([text])[0]])
+    """Return the vector of one text, computed alone."""
+    row = torch.tensor([run.source.encode_with_special_tokens([text])[0]])
     context = Context.begin(*row.shape)
     with torch.no_grad():
         x = run.model.hidden(row, context) if run.model.kind == "encoder" else run.model.encode(row).x
@@ -58,7 +58,7 @@ def test_a_vector_for_each_text_in_order(minilm, how, normalize, monkeypatch):
 
 
 def test_as_the_head_says(minilm, words):
-    row = torch.tensor([words.frame([TEXTS[0]])[0]])
+    row = torch.tensor([words.encode_with_special_tokens([TEXTS[0]])[0]])
     with torch.no_grad():
         torch.testing.assert_close(minilm.embed(TEXTS[:1]), minilm.model(row))
     assert minilm.embed(TEXTS).norm(dim=-1).tolist() == pytest.approx([1.0] * 6)
@@ -71,7 +71,7 @@ def test_any_encoder_has_vectors(words):
     filler = Filler(
         build("bert", words, LAYER, "model.head.tokens.hidden=12", "model.head.pair.hidden=12"), words, words
     )
-    labeller = Labeller(build("transformer-encoder", words, "model.head.classes=3", LAYER), words, words)
+    labeller = TextClassifier(build("transformer-encoder", words, "model.head.classes=3", LAYER), words, words)
     hidden = [f"model.{side}.layer.0.feedforward.hidden=20" for side in ("encoder", "decoder")]
     translator = Run(build("transformer", words, *hidden), words, words)
     for run in (filler, labeller, translator):
@@ -112,7 +112,7 @@ def test_what_cannot_be(minilm, words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, words):
-    """A run folder, as conversion leaves it."""
+    """Return a run folder as conversion writes it."""
     path = tmp_path_factory.mktemp("runs") / "minilm"
     model = build("minilm", words, LAYER).float()
     regard.save(model, path)

@@ -1,4 +1,4 @@
-"""Filling in what is hidden: which tokens, in which order, and how they are written into a text."""
+"""Filling in masks: which tokens, in which order, and how they are written into a text."""
 
 from itertools import product
 
@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 import regard
 from regard.core import UserError
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.tasks.fill import Filler
 
@@ -26,7 +26,7 @@ HIDDEN = ["the [MASK] sat", "[MASK] dog [MASK] the cat sat on [MASK]", "a dog an
 
 
 def filler(tokenizer, *more, vocab=None):
-    """In double, with opinions."""
+    """Build a model in float64 with large random weights."""
     torch.manual_seed(3)
     model = regard.build("roberta", "tiny", vocab or tokenizer.size, [*SMALL, *more]).double()
     with torch.no_grad():
@@ -37,7 +37,7 @@ def filler(tokenizer, *more, vocab=None):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def run(words):
 
 
 def brute(run, text, best):
-    """All fillings, by the scores of the whole model, without marks."""
+    """Return all fillings by the logits of the model, without special tokens."""
     tokenizer = run.source
     mask = tokenizer.inner.token_to_id("[MASK]")
     ids = [mask if word == "[MASK]" else tokenizer.encode([word])[0][0] for word in text.split()]
@@ -97,10 +97,10 @@ def test_both_names_of_the_mask(run):
 
 
 def test_nothing_to_fill_in(run):
-    with pytest.raises(UserError, match=r"^line 2 hides nothing: say \[MASK\] where"):
+    with pytest.raises(UserError, match=r"^line 2 has no mask: write \[MASK\] where"):
         run.predict(["the [MASK]", "the cat"])
-    with pytest.raises(UserError, match=r"^line 3 hides nothing"):
-        list(run.answers(["[MASK]", "[MASK]", "cat"], ahead=2))
+    with pytest.raises(UserError, match=r"^line 3 has no mask"):
+        list(run.answers(["[MASK]", "[MASK]", "cat"], read_ahead=2))
     assert run.predict([]) == []
 
 
@@ -119,7 +119,7 @@ def test_a_text_that_is_too_long(words):
     answer = run.predict(["the [MASK] sat on the mat and a"], DecodeConfig(truncate=True))[0][0]
     assert answer.cut
     assert answer.text.endswith("on the mat and a")
-    with pytest.raises(UserError, match=r"line 2 is longer than what can be taken, and a \[MASK\] stands in the rest"):
+    with pytest.raises(UserError, match=r"line 2 is too long, and truncating it would remove a \[MASK\]"):
         run.predict(["[MASK]", "the cat sat on the mat and [MASK]"], DecodeConfig(truncate=True))
 
 
@@ -175,14 +175,14 @@ WRITTEN = [
 @pytest.mark.parametrize(("make", "text", "tokens", "wanted"), WRITTEN)
 def test_pieces_are_written_as_words(make, text, tokens, wanted):
     run = filler(make())
-    assert run._put(run._own(text), tokens) == wanted
+    assert run._fill_masks(run._with_own_mask(text), tokens) == wanted
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "characters", "bytes", "words"])
 def test_the_right_tokens_give_the_text_back(kind):
     """Hide each token of a text in turn: with the right one in its place, tokens and text are what they were. Where
     pieces bring their spaces, the mask takes the space before it, so that no piece after a lone space is tried."""
-    tokenizer = with_marks(Tokenizer.train(kind, TEXTS * 4, 320))
+    tokenizer = with_special_tokens(Tokenizer.train(kind, TEXTS * 4, 320))
     run = filler(tokenizer)
     text, mask, tried = TEXTS[0], tokenizer.inner.token_to_id("[MASK]"), 0
     encoding = tokenizer.inner.encode(text, add_special_tokens=False)
@@ -190,8 +190,8 @@ def test_the_right_tokens_give_the_text_back(kind):
         if run.pieces.spaced and text[:begin].endswith(" "):
             continue
         hidden = text[:begin] + "[MASK]" + text[end:]
-        assert run._put(hidden, [name]) == text
-        row = run.code([hidden], DecodeConfig())[0][0]
-        assert [number if i == mask else i for i in row] == tokenizer.frame([text])[0]
+        assert run._fill_masks(hidden, [name]) == text
+        row = run.encode_inputs([hidden], DecodeConfig())[0][0]
+        assert [number if i == mask else i for i in row] == tokenizer.encode_with_special_tokens([text])[0]
         tried += 1
     assert tried >= 4

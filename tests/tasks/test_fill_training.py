@@ -1,4 +1,4 @@
-"""Masked language models: what is hidden, pairs of texts, the loss, and runs that learn, stop and go on."""
+"""Masked language models: what is masked, pairs of texts, the loss, and runs that learn, stop and resume."""
 
 import json
 import random
@@ -13,10 +13,10 @@ from tokenizers import models, normalizers, pre_tokenizers
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.data import IGNORE, Tokenizer, once
-from regard.data.masking import ELSEWHERE, NEXT, Hide, Masking
-from regard.data.masks import Pieces, Template, mask_of, with_marks
-from regard.parts.objectives.masked import Masked, Noise, measured
+from regard.data import IGNORE, Tokenizer, first_epoch
+from regard.data.masking import ELSEWHERE, NEXT, MaskedBatches, TokenMasker
+from regard.data.masks import Pieces, Template, mask_token, with_special_tokens
+from regard.parts.objectives.masked import Masked, MaskingConfig, masked_metrics
 from regard.runs.job import Job
 from regard.train.job import resume, start
 
@@ -26,7 +26,7 @@ TINY = ["model.width=12", "model.heads=3", "model.depth=1", "model.dropout=0.1",
 
 
 def sentences(count, seed=0):
-    """Who eats what is always the same, so that one tells the other."""
+    """Return sentences in which the name determines the food."""
     rng = random.Random(seed)
     who = [rng.randrange(len(NAMES)) for _ in range(count)]
     return [f"{NAMES[i]} likes to eat {FOOD[i]} today ." for i in who]
@@ -34,7 +34,7 @@ def sentences(count, seed=0):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", sentences(200)))
+    return with_special_tokens(Tokenizer.train("words", sentences(200)))
 
 
 def stream_of(tokenizer, texts):
@@ -42,8 +42,8 @@ def stream_of(tokenizer, texts):
 
 
 def masking(tokenizer, texts, share=0.15, whole_word=False, context=17, budget=170, seed=3, **more):
-    hide = Hide(tokenizer, share, whole_word)
-    return Masking(stream_of(tokenizer, texts), tokenizer, hide, context, budget, seed, **more)
+    hide = TokenMasker(tokenizer, share, whole_word)
+    return MaskedBatches(stream_of(tokenizer, texts), tokenizer, hide, context, budget, seed, **more)
 
 
 # What is hidden
@@ -67,7 +67,7 @@ def test_eighty_ten_ten(words):
         assert batch.count == int(at.sum())
     assert asked / total == pytest.approx(0.15, abs=0.01)
     assert hidden / asked == pytest.approx(0.8, abs=0.03)
-    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.hide.known)), abs=0.03)
+    assert left / asked == pytest.approx(0.1 + 0.1 / len(set(batches.masker.ordinary_ids)), abs=0.03)
 
 
 def test_what_is_not_asked_for_is_read_as_it_is(words):
@@ -78,7 +78,7 @@ def test_what_is_not_asked_for_is_read_as_it_is(words):
 
 
 def _plain(batch):
-    """The rows without marks around them, with what was hidden put back."""
+    """Return the rows without special tokens, with masked tokens restored."""
     tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
     valid = torch.ones_like(tokens, dtype=torch.bool) if batch.valid is None else batch.valid
     return [row[ok][1:-1].numpy() for row, ok in zip(tokens, valid, strict=True)]
@@ -126,7 +126,7 @@ def test_how_many_rows_a_batch_has_does_not_matter(words):
 
 
 def test_at_least_one_is_asked_for(words):
-    hide = Hide(words, 0.15, False)
+    hide = TokenMasker(words, 0.15, False)
     ids = np.array([words.start, words.encode(["anna"])[0][0], words.end])
     _, targets = hide(ids, np.random.default_rng(0))
     assert targets.tolist() == [IGNORE, ids[1], IGNORE]
@@ -196,7 +196,7 @@ def test_pieces_of_a_word(make, tokens, wanted):
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words", "characters", "bytes", "pretokenised"])
 def test_pieces_of_the_tokenizers_that_are_learned_here(kind):
     texts = ["unaffable cats sat, 12 times", "the naïve cat's mat"]
-    tokenizer = with_marks(Tokenizer.train(kind, texts * 3, 280))
+    tokenizer = with_special_tokens(Tokenizer.train(kind, texts * 3, 280))
     for text in texts:
         ids = np.array(tokenizer.encode([text])[0])
         pieces = Pieces(tokenizer)
@@ -210,46 +210,46 @@ def test_pieces_of_the_tokenizers_that_are_learned_here(kind):
 
 def test_whole_words_are_asked_for_together():
     texts = ["unaffable cats sat on the naïve mats, all 12 of them"] * 40
-    tokenizer = with_marks(Tokenizer.train("characters", texts))
+    tokenizer = with_special_tokens(Tokenizer.train("characters", texts))
     whole, single = (masking(tokenizer, texts, 0.2, word, context=53, budget=600) for word in (True, False))
 
     def broken(batches):
-        """Words of which some but not all letters are asked for."""
+        """Return the words of which some but not all letters are targets."""
         count = 0
-        for batch in once(batches):
+        for batch in first_epoch(batches):
             for row, targets in zip(_plain(batch), batch.targets, strict=True):
                 at = (targets[1 : len(row) + 1] != IGNORE).numpy()
-                words = batches.hide.pieces.words(row)
+                words = batches.masker.pieces.words(row)
                 count += sum(0 < at[words == word].mean() < 1 for word in range(words[-1] + 1))
         return count
 
     assert broken(whole) == 0
     assert broken(single) > 20
-    for batch in once(whole):
+    for batch in first_epoch(whole):
         for targets in batch.targets:
             asked = int((targets != IGNORE).sum())
             assert 1 <= asked <= max(round(0.2 * 51), 9)
 
 
 def test_marks_are_added_where_there_are_none(words):
-    assert mask_of(words) == "[MASK]"
-    assert words.tokens(words.frame(["anna likes"])[0]) == ["<s>", "anna", "likes", "</s>"]
-    ids, segments = words.frame_pairs([("anna", "bert likes")])[0]
+    assert mask_token(words) == "[MASK]"
+    assert words.tokens(words.encode_with_special_tokens(["anna likes"])[0]) == ["<s>", "anna", "likes", "</s>"]
+    ids, segments = words.encode_pairs([("anna", "bert likes")])[0]
     assert words.tokens(ids) == ["<s>", "anna", "</s>", "bert", "likes", "</s>"]
     assert segments == [0, 0, 0, 1, 1, 1]
-    assert with_marks(words).hash() == words.hash()
+    assert with_special_tokens(words).hash() == words.hash()
     assert words.tokens(words.encode(["[MASK]"])[0]) != ["[MASK]"], "in a text to be learned from it is a text"
 
 
 @pytest.mark.parametrize("texts", [1, 2])
 def test_a_template_frames_as_the_tokenizer_does(words, texts):
     said = ["anna likes", "bert"][:texts]
-    ids, segments = Template.read(words, texts).frame([np.array(ids) for ids in words.encode(said)])
+    ids, segments = Template.read(words, texts).apply([np.array(ids) for ids in words.encode(said)])
     if texts == 1:
-        assert ids.tolist() == words.frame(said)[0]
+        assert ids.tolist() == words.encode_with_special_tokens(said)[0]
         assert not segments.any()
     else:
-        assert (ids.tolist(), segments.tolist()) == words.frame_pairs([tuple(said)])[0]
+        assert (ids.tolist(), segments.tolist()) == words.encode_pairs([tuple(said)])[0]
 
 
 # Pairs
@@ -263,7 +263,7 @@ def test_half_of_the_second_texts_come_next(words):
         batch = batches.make(numbers)
         tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
         for row, segments, label, (begin, end) in zip(
-            tokens, batch.segments, batch.second, numbers[:, 1:], strict=True
+            tokens, batch.segments, batch.next_sentence_labels, numbers[:, 1:], strict=True
         ):
             length = end - begin + 3
             first = row[:length][segments[:length] == 0][1:-1].tolist()
@@ -279,18 +279,18 @@ def test_half_of_the_second_texts_come_next(words):
 
 
 def test_what_comes_next_is_never_called_something_else(words):
-    """A text that has no room for a stretch from elsewhere, nor another document to take it from."""
+    """A text too short to take a second text from elsewhere, and no other document."""
     batches = masking(words, [" ".join(NAMES)], context=30, next_sentence=True)
     for epoch in range(20):
-        assert batches.make(batches.epoch(epoch)[0]).second.tolist() == [NEXT]
+        assert batches.make(batches.epoch(epoch)[0]).next_sentence_labels.tolist() == [NEXT]
 
 
 def test_pairs_keep_to_their_document(words):
     texts = [" ".join([NAMES[i % 8]] * (3 + i % 9)) for i in range(160)]
     batches = masking(words, texts, context=13, budget=130, next_sentence=True, documents=True)
-    for batch in once(batches):
+    for batch in first_epoch(batches):
         tokens = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
-        for row, segments, label in zip(tokens, batch.segments, batch.second, strict=True):
+        for row, segments, label in zip(tokens, batch.segments, batch.next_sentence_labels, strict=True):
             inside = ~torch.isin(row, torch.tensor([words.start, words.end, words.pad]))
             first, second = (set(row[inside & (segments == side)].tolist()) for side in (0, 1))
             assert len(first) == len(second) == 1
@@ -302,7 +302,7 @@ def test_pairs_keep_to_their_document(words):
 def test_a_text_that_is_too_short(words):
     one = masking(words, ["anna"], context=300)
     assert one.make(one.epoch(0)[0]).tokens.shape == (1, 4)
-    with pytest.raises(UserError, match="no room for a text beside 2 marks"):
+    with pytest.raises(UserError, match="no position for text besides 2 special tokens"):
         masking(words, ["anna"], context=2)
     with pytest.raises(UserError, match="no text is long enough"):
         masking(words, ["anna", "bert"], next_sentence=True, documents=True)
@@ -332,16 +332,18 @@ def test_the_loss_is_that_of_what_is_asked_for(words):
     handle = model.head.pair.register_forward_hook(lambda module, given, out: seen.update(out=out))
     Masked()(model, batch)
     handle.remove()
-    pairs = F.cross_entropy(seen["out"], batch.second)
+    pairs = F.cross_entropy(seen["out"], batch.next_sentence_labels)
     assert found.loss.item() == pytest.approx((tokens + batch.count * pairs).item(), rel=1e-9)
     smooth = Masked(0.1)(model, batch)
     assert smooth.nll.item() == pytest.approx(tokens.item(), rel=1e-9)
     assert smooth.loss.item() != pytest.approx(found.loss.item(), rel=1e-4)
-    told = measured(model, [batch])
+    told = masked_metrics(model, [batch])
     assert told["loss"] == pytest.approx(tokens.item() / batch.count, rel=1e-5)
     at = batch.targets != IGNORE
     assert told["accuracy"] == pytest.approx(100 * float((scores[at].argmax(-1) == batch.targets[at]).double().mean()))
-    assert told["next_sentence"] == pytest.approx(100 * float((seen["out"].argmax(-1) == batch.second).double().mean()))
+    assert told["next_sentence"] == pytest.approx(
+        100 * float((seen["out"].argmax(-1) == batch.next_sentence_labels).double().mean())
+    )
 
 
 # Runs
@@ -369,7 +371,7 @@ def quiet(sentence):
 
 @pytest.mark.parametrize("recipe", ["bert", "roberta"])
 def test_a_run_goes_on_to_the_last_bit(text, tmp_path, recipe):
-    """Stopped in the middle of an epoch, with whole words."""
+    """A run with whole-word masking resumes in the middle of an epoch."""
     whole = start(job(text, tmp_path / "whole", recipe, "objective.whole_word=true", steps=13), quiet)
     whole.train()
     start(job(text, tmp_path / "run", recipe, "objective.whole_word=true", steps=5), quiet).train()
@@ -382,7 +384,7 @@ def test_a_run_goes_on_to_the_last_bit(text, tmp_path, recipe):
 
 
 def test_it_learns_to_fill_in(tmp_path, capsys):
-    """Somebody is called again and again."""
+    """A model learns to fill in masks in lines that repeat one name."""
     rng = random.Random(0)
     text = tmp_path / "calls.txt"
     text.write_text("".join(" ".join([rng.choice(NAMES)] * 21) + "\n" for _ in range(150)))
@@ -417,7 +419,7 @@ def test_what_cannot_be(text, tmp_path):
         with pytest.raises(UserError, match=match):
             start(job(text, tmp_path / "bad", "roberta", *more), quiet)
     with pytest.raises(UserError, match="share must be between"):
-        Noise(share=0.0)
+        MaskingConfig(share=0.0)
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "headless"])

@@ -5,16 +5,16 @@ import pytest
 from regard.core import UserError
 from regard.files import recipe as recipes
 from regard.tasks import every_task, predictor_for, task_of
-from regard.tasks.classify import Labeller, Labels
+from regard.tasks.classify import Labels, TextClassifier
 from regard.tasks.embed import Embedder
-from regard.tasks.images import ImageLabeller, Images
+from regard.tasks.images import ImageClassifier, Images
 from regard.tasks.run import Run
 from regard.tasks.text import Text
 from regard.tasks.translate import Pairs
 
 
 class Built:
-    """What `predictor_for` looks at in a model."""
+    """The attributes of a model that `predictor_for` reads."""
 
     def __init__(self, objective, reads="text"):
         self.recipe = {"objective": {"part": objective}}
@@ -22,7 +22,7 @@ class Built:
 
 
 def test_no_two_tasks_are_for_the_same():
-    told = [(task.learns, task.kind, task.inputs) for task in every_task()]
+    told = [(task.objective_name, task.kind, task.inputs) for task in every_task()]
     assert len(told) > 10
     assert len(set(told)) == len(told)
 
@@ -34,7 +34,7 @@ def test_every_recipe_has_a_task(name):
         with pytest.raises(UserError, match="cannot learn"):
             task_of(recipe, name)
     else:
-        assert task_of(recipe, name).learns == recipe["objective"]["part"]
+        assert task_of(recipe, name).objective_name == recipe["objective"]["part"]
 
 
 def test_kind_and_input_decide():
@@ -52,8 +52,8 @@ def test_kind_and_input_decide():
 
 def test_predictors():
     assert predictor_for(Built("next_token")) is predictor_for(Built("segments")) is Run
-    assert predictor_for(Built("classify")) is predictor_for(Built("classify", "sounds")) is Labeller
-    assert predictor_for(Built("classify", "images")) is ImageLabeller
+    assert predictor_for(Built("classify")) is predictor_for(Built("classify", "sounds")) is TextClassifier
+    assert predictor_for(Built("classify", "images")) is ImageClassifier
     assert predictor_for(Built("embed")) is Embedder
     for objective in ("clasify", 3, ["classify"]):
         with pytest.raises(UserError, match=r"objective\.part is .*, which is unknown"):

@@ -1,4 +1,4 @@
-"""Training on pictures: folders, arrays and tables, what is learned, going on, and what is refused."""
+"""Training on images: folders, arrays and tables, learning, resuming, and what is refused."""
 
 import json
 
@@ -10,7 +10,7 @@ from PIL import Image
 import regard
 from regard.cli import main
 from regard.core import UserError
-from regard.data.pictures import Seen, open_pictures, prepare_pictures
+from regard.data.pictures import ImageBatches, open_images, prepare_images
 from regard.runs.job import Job
 from regard.train.job import resume, start
 
@@ -20,7 +20,7 @@ SMALL = ["model.depth=1", "model.width=16", "model.heads=2", "model.dropout=0", 
 
 
 def drawn(kind: str, rng) -> np.ndarray:
-    """Stripes: across, along, or none."""
+    """Write images with horizontal stripes, vertical stripes, or none."""
     bright = rng.integers(120, 255)
     pixels = rng.integers(0, 60, (SIDE, SIDE, 3))
     if kind == "across":
@@ -94,21 +94,21 @@ def test_going_on_changes_nothing(job, folder, tmp_path):
 
 
 def test_parts(folder, tmp_path):
-    """By the names of folders, by shares, by other folders; the same seed gives the same parts."""
-    one, two = open_pictures(folder, 0.2, 0), open_pictures(folder, 0.2, 0)
+    """Splits come from folder names, shares or other folders; the same seed gives the same splits."""
+    one, two = open_images(folder, 0.2, 0), open_images(folder, 0.2, 0)
     assert one.dev.keys == two.dev.keys
     assert one.test is None
     assert len(one.train) + len(one.dev) == 90
     assert not set(one.train.keys) & set(one.dev.keys)
-    assert open_pictures(folder, 0.2, 0, seed=2).dev.keys != one.dev.keys
+    assert open_images(folder, 0.2, 0, seed=2).dev.keys != one.dev.keys
     (tmp_path / "cut").mkdir()
     folder.rename(tmp_path / "cut" / "train")
     for kind in KINDS:
         (tmp_path / "cut" / "valid" / kind).mkdir(parents=True)
         (tmp_path / "cut" / "train" / kind / "7.png").rename(tmp_path / "cut" / "valid" / kind / "7.png")
-    found = open_pictures(tmp_path / "cut")
+    found = open_images(tmp_path / "cut")
     assert (len(found.train), len(found.dev), found.test) == (87, 3, None)
-    other = open_pictures(tmp_path / "cut" / "train", tmp_path / "cut" / "valid")
+    other = open_images(tmp_path / "cut" / "train", tmp_path / "cut" / "valid")
     assert other.dev.answers == found.dev.answers
 
 
@@ -117,27 +117,27 @@ def test_arrays(job, tmp_path):
     labels = np.arange(60) % 3
     images = np.stack([drawn(KINDS[label], rng)[..., 0] for label in labels])
     np.savez(tmp_path / "a.npz", images=images, labels=labels + 9)
-    assert open_pictures(tmp_path / "a.npz").labels == ["9", "10", "11"]
+    assert open_images(tmp_path / "a.npz").labels == ["9", "10", "11"]
     np.savez(tmp_path / "b.npz", images=images, labels=labels, names=np.array(KINDS), test_images=images[:7],
              test_labels=labels[:7])  # fmt: skip
-    found = open_pictures(tmp_path / "b.npz")
+    found = open_images(tmp_path / "b.npz")
     assert len(found.test) == 7
     assert found.test.answers[:3] == list(KINDS)
     small = [*SMALL, "model.embed.channels=1"]
     prepared = start(job(data=tmp_path / "b.npz", steps=2, small=small), say=quiet)
     prepared.train()
-    batch = Seen(*prepared_rows(found, prepared, tmp_path), 4, 1, shuffle=False).make(np.arange(4))
+    batch = ImageBatches(*prepared_rows(found, prepared, tmp_path), 4, 1, shuffle=False).make(np.arange(4))
     assert torch.allclose(batch.tokens[:, 0], torch.from_numpy(found.train.files[:4] / 127.5 - 1).float(), atol=1e-6)
 
 
 def prepared_rows(found, prepared, tmp_path):
-    lens = prepared.task.lens
-    return prepare_pictures(found.train, [0] * len(found.train), lens, tmp_path / "rows")[0], lens
+    lens = prepared.task.processor
+    return prepare_images(found.train, [0] * len(found.train), lens, tmp_path / "rows")[0], lens
 
 
 def test_epochs_see_everything_once():
     rows = np.zeros(11, dtype=[("answer", "<i8"), ("pixels", "u1", (1, 2, 2))])
-    seen = Seen(rows, None, 4, 7)
+    seen = ImageBatches(rows, None, 4, 7)
     for number in (0, 1):
         assert sorted(np.concatenate(seen.epoch(number)).tolist()) == list(range(11))
         assert [len(some) for some in seen.epoch(number)] == [4, 4, 3]
@@ -179,7 +179,7 @@ def test_bad_data(job, folder, tmp_path):
     (tmp_path / "dev" / "across").mkdir()
     for kind in ("round", "across"):
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "dev" / kind / "a.png")
-    refused("the class 'round' stands nowhere", dev=str(tmp_path / "dev"))
+    refused("the class 'round' is not in the training data", dev=str(tmp_path / "dev"))
 
 
 TOWERS = ["model.image.depth=1", "model.image.width=16", "model.image.heads=2", "model.image.embed.image=8",

@@ -1,4 +1,4 @@
-"""Two texts and a label, or a number: from a table to a run that tells what is between them."""
+"""Classifying and rating pairs of texts: from a table to a trained run."""
 
 import random
 
@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.data import Tokenizer, open_corpus
-from regard.data.matched import MatchCoder, Matched, labels_in, numbers_in
+from regard.data.matched import MatchBatches, MatchCoder, decode_labels, decode_numbers
 from regard.evaluate import evaluate
 from regard.metrics import measure
 from regard.runs.job import Job
@@ -23,11 +23,11 @@ SMALL = [
 
 
 def quiet(sentence):
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 def rows(count=400):
-    """Two words, whether there is an a in the second, and a number that tells how many there are."""
+    """Write pairs of words with a label, whether the second has an a, or with the number of a's."""
     rng = random.Random(5)
     made = []
     for _ in range(count):
@@ -72,7 +72,7 @@ def test_learns_labels(tables, tmp_path):
 
 
 def test_learns_numbers(tables, tmp_path):
-    """Where some of them are not whole, nothing has to be said; it begins at their mean."""
+    """Answers that are not integers are rated without being asked; the bias begins at their mean."""
     prepared = start(job(tables / "numbers.tsv", tmp_path / "run", ["train.steps=120"], metrics=[]), quiet)
     values = [float(row[2]) for row in prepared.corpus.train]
     assert prepared.model.head.out.bias.item() == pytest.approx(sum(values) / len(values), abs=1e-4)
@@ -164,7 +164,7 @@ def test_a_header_above_numbers_is_asked_about(tmp_path):
 
 
 def test_from_another_run(tables, tmp_path):
-    """Of numbers without a task, as it was; a new head with one."""
+    """Fine-tuning on numbers keeps the head without --task, and replaces it with one."""
     small = ["train.steps=3"]
     start(job(tables / "numbers.tsv", tmp_path / "base", small), quiet).train()
     base = regard.load(tmp_path / "base").model.state_dict()
@@ -195,20 +195,20 @@ def words():
 
 
 def test_two_texts_become_one():
-    """With the marks that the tokenizer sets; else each ends in the end mark."""
+    """Pairs get the special tokens of the tokenizer; else each text ends in the end token."""
     plain = words()
     a, b, c = (plain.encode([letter])[0][0] for letter in "abc")
-    ((ids, segments),) = MatchCoder(plain, None, None).frame([("a b", "c")])
+    ((ids, segments),) = MatchCoder(plain, None, None).encode_pairs([("a b", "c")])
     assert ids == [a, b, plain.end, c, plain.end]
     assert segments == [0, 0, 0, 1, 1]
-    ((_, clipped),) = MatchCoder(plain, None, 1).frame([("a b", "c")])
+    ((_, clipped),) = MatchCoder(plain, None, 1).encode_pairs([("a b", "c")])
     assert clipped == [0] * 5
     ids, answers, segments = MatchCoder(plain, None, 2)([("a", "b c", "1.25"), ("c", "c", "-3")])
     assert [len(row) for row in ids] == [len(row) for row in segments] == [5, 4]
-    assert numbers_in(answers).tolist() == [1.25, -3]
-    labels = Tokenizer.of_labels(["yes", "no"])
+    assert decode_numbers(answers).tolist() == [1.25, -3]
+    labels = Tokenizer.from_labels(["yes", "no"])
     _, answers, _ = MatchCoder(plain, labels, 2)([("a", "b c", " yes "), ("c", "c", "no")])
-    assert labels_in(answers).tolist() == [1, 0]
+    assert decode_labels(answers).tolist() == [1, 0]
     with pytest.raises(UserError, match="the label 'noo' is none of those that were learned; did you mean 'no'"):
         MatchCoder(plain, labels, 2)([("a", "b", "noo")])
     with pytest.raises(UserError, match="'much' is no number"):
@@ -231,10 +231,10 @@ def marked():
 def test_the_longer_text_is_cut_first(tokenizer, limit):
     made = tokenizer()
     coder = MatchCoder(made, None, 2)
-    marks = len(coder.frame([("", "")])[0][0])
+    marks = len(coder.encode_pairs([("", "")])[0][0])
     for one, two in (("a b c d e f g", "h a"), ("h a", "a b c d e f g"), ("a b c d e f", "c d e f g h")):
-        ((ids, segments),) = coder.frame([(one, two)], limit)
-        whole, _ = coder.frame([(one, two)])[0]
+        ((ids, segments),) = coder.encode_pairs([(one, two)], limit)
+        whole, _ = coder.encode_pairs([(one, two)])[0]
         assert len(ids) == len(segments) == min(limit, len(whole))
         assert ids[-1] == made.end
         counts = [segments.count(0) - (marks - 1), segments.count(1) - 1]
@@ -253,7 +253,7 @@ def test_batches_hold_each_pair_beside_its_answer():
         def __getitem__(self, index):
             return tuple(map(np.array, self.rows[index]))
 
-    batches = Matched(Rows(), 100, 1, labels_in, pad=3)
+    batches = MatchBatches(Rows(), 100, 1, decode_labels, pad=3)
     (numbers,) = batches.epoch(0)
     batch = batches.make(numbers)
     assert batch.count == 3
@@ -266,7 +266,7 @@ def test_batches_hold_each_pair_beside_its_answer():
 
 
 def test_segments_reach_the_model(tables, tmp_path):
-    """Which text comes first makes a difference, although the tokens are the same."""
+    """The order of the texts matters, although the tokens are the same."""
     run = start(job(tables / "labels.tsv", tmp_path / "run", ["train.steps=2"]), quiet).train()
     with torch.no_grad():
         run.model.embed.segment_table[1] += 3.0

@@ -1,4 +1,4 @@
-"""A graph from its file to a model that knows its nodes: reading, learning, going on, measuring, and bad files."""
+"""Classifying the nodes of a graph: reading, learning, resuming, evaluating, and bad files."""
 
 import json
 
@@ -25,7 +25,7 @@ TINY = [
 
 
 def held(sparse=True):
-    """Nodes of a class share words and edges, mostly."""
+    """Write a graph in which nodes of a class mostly share features and edges."""
     rng = np.random.default_rng(0)
     labels = rng.integers(CLASSES, size=NODES)
     same = labels[:, None] == labels[None]
@@ -89,12 +89,12 @@ def test_learns_and_is_measured(job, tmp_path, capsys, recipe):
     assert told["counts"] == {"nodes": 26}
     best = prepared.trainer.best
     assert best["metrics"]["loss"] == pytest.approx(run.evaluate(graph.dev, ["loss"])["scores"]["loss"], rel=1e-4)
-    with pytest.raises(UserError, match=r"tells the classes of a graph's nodes"):
+    with pytest.raises(UserError, match=r"predicts the classes of a graph's nodes"):
         run.predict(["a text"])
 
 
 def test_early_stop_and_going_on(job, tmp_path):
-    """What is stopped and gone on with ends as what was not; without patience it ends sooner."""
+    """A resumed run ends like an uninterrupted one; with patience it stops early."""
     whole = start(job("whole", steps=12), say=lambda s: None)
     whole.train()
     start(job("cut", steps=6), say=lambda s: None).train()
@@ -112,7 +112,7 @@ def test_early_stop_and_going_on(job, tmp_path):
 
 
 def test_unlabelled_nodes_are_left_out_of_the_loss(folder, job, tmp_path):
-    """A node of class -1 is seen by its neighbours, but neither learned nor measured."""
+    """Neighbors attend to a node of class -1, which is neither learned nor evaluated."""
     made = held()
     unknown = np.concatenate((made["train_idx"][:5], made["val_idx"][:4], made["test_idx"][:3]))
     labels = made["labels"].copy()

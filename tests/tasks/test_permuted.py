@@ -1,4 +1,4 @@
-"""Tokens in a random order: what is asked for, and runs that learn it, go on after a stop, and are used."""
+"""Permutation language models: the targets, and runs that learn, resume and generate."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 
 import regard
 from regard.core import UserError
-from regard.data import Feed
-from regard.data.orders import Orders, places
-from regard.data.streams import Streams
+from regard.data import ResumableBatches
+from regard.data.orders import PermutedBatches, target_positions
+from regard.data.streams import StreamBatches
 from regard.decode import DecodeConfig
 from regard.evaluate import evaluate
 from regard.parts.objectives.permuted import Permuted
@@ -26,7 +26,7 @@ LINE = "abcdefgh"
 
 @pytest.fixture
 def job(tmp_path):
-    """Over a text that is the alphabet again and again, so that every neighbour tells a letter."""
+    """Make a job on a repeated alphabet, in which every neighbor determines a letter."""
     (tmp_path / "text.txt").write_text("\n".join([LINE * 6] * 60))
 
     def make(run, **train):
@@ -48,12 +48,12 @@ def job(tmp_path):
 
 
 def test_orders():
-    orders = Orders(Streams(TEXT, 13, 4, 1), every=6, seed=1)
+    orders = PermutedBatches(StreamBatches(TEXT, 13, 4, 1), every=6, seed=1)
     batch = orders.make(orders.epoch(0)[1])
-    assert (batch.tokens.shape, batch.targets.shape, batch.place) == ((4, 13), (4, 2), 13)
+    assert (batch.tokens.shape, batch.targets.shape, batch.stream_offset) == ((4, 13), (4, 2), 13)
     ranks = batch.pattern.ranks
     assert all(sorted(row.tolist()) == [0] * 11 + [1, 2] for row in ranks)
-    at = places(ranks)
+    at = target_positions(ranks)
     assert torch.equal(ranks.gather(1, at), torch.tensor([[1, 2]] * 4))
     assert torch.equal(batch.targets, batch.tokens.gather(1, at))
     assert not torch.equal(ranks[0], ranks[1]), "each row has its own"
@@ -70,7 +70,7 @@ def test_orders():
 def learner(steps, saved=None):
     torch.manual_seed(0)
     model = regard.build("xlnet", "tiny", 13, [*TINY, "model.layer.0.mixer.memory=7"])
-    feed = Feed(Orders(Streams(TEXT, 9, 3, 1), 4, 1))
+    feed = ResumableBatches(PermutedBatches(StreamBatches(TEXT, 9, 3, 1), 4, 1))
     made = Learner(model, Permuted(), feed, Settings(steps=9, lr=0.01, warmup=2))
     if saved:
         model.load_state_dict(saved[0])
@@ -122,7 +122,7 @@ def test_learns_and_goes_on(job, tmp_path):
     [
         ("objective.every=1", "every must be at least 2"),
         ("objective.evry=5", "did you mean 'objective.every'"),
-        ("model.embed=tokens", "begin from the recipe xlnet"),
+        ("model.embed=tokens", "start from the recipe xlnet"),
     ],
 )
 def test_refused(job, change, message):

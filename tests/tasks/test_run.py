@@ -1,4 +1,4 @@
-"""A run folder at work: predictions in order and in batches, alignments, streams, loading, and bad input."""
+"""Runs: predictions in order and in batches, alignments, streaming, loading, and bad input."""
 
 import copy
 import json
@@ -15,12 +15,12 @@ import regard
 from regard.core import Model, UserError, select, watch
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig, Request, greedy
-from regard.decode.config import SAMPLED
-from regard.decode.sample import Said
+from regard.decode.config import DEFAULT_SAMPLING
+from regard.decode.sample import NewTokens
 from regard.files import recipe
 from regard.runs import checkpoint
 from regard.tasks.load import load
-from regard.tasks.run import Coded, Run
+from regard.tasks.run import EncodedInput, Run
 
 TEXTS = ["a cat sat on the mat", "the dog", "", "cat", "on the mat the dog sat and a cat sat", "dog and cat", "mat"]
 KINDS = {name: (recipe.load(name)["model"]["kind"], recipe.load(name)["objective"]["part"]) for name in recipe.names()}
@@ -33,7 +33,7 @@ HOW = {
 
 
 def make(name: str, tokenizer: Tokenizer, overrides: tuple[str, ...] = (), size: str = "tiny") -> Model:
-    """In double, where a batch and its rows agree, and with weights that have opinions."""
+    """Build a model in float64, where a batch equals its rows, with large random weights."""
     torch.manual_seed(7)
     small = ["model.tie=none", f"model.depth={min(recipe.load(name, size)['model'].get('depth', 1), 2)}"]
     model = regard.build(name, size=size, vocab=tokenizer.size, overrides=[*small, *overrides]).double()
@@ -60,7 +60,7 @@ def writer(words) -> Run:
 
 
 def close(one, two) -> None:
-    """The same predictions, numbers up to rounding."""
+    """Check that predictions are equal, numbers up to rounding."""
     assert [(a.text, a.tokens, a.ended, a.cut) for a in one] == [(b.text, b.tokens, b.ended, b.cut) for b in two]
     assert [(a.score, a.logprob) for a in one] == [pytest.approx((b.score, b.logprob), rel=1e-5) for b in two]
 
@@ -79,7 +79,7 @@ def test_a_batch_is_its_texts_one_by_one_and_in_order(which, how, request):
 
 def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
     config = DecodeConfig(beam=2, max_batch_tokens=200)
-    coded = translator.code(TEXTS * 5, config)
+    coded = translator.encode_inputs(TEXTS * 5, config)
     batches = translator._batches(coded, config, 1)
     assert sorted(row for rows in batches for row in rows) == list(range(35))
     assert len(batches) > 3
@@ -96,15 +96,15 @@ def test_batches_are_of_about_equal_length_and_within_the_budget(translator):
 
 def test_without_a_budget_states_decide(translator, monkeypatch):
     config = DecodeConfig(beam=2, max_new_tokens=9)
-    coded = translator.code(TEXTS * 5, config)
+    coded = translator.encode_inputs(TEXTS * 5, config)
     assert [len(rows) for rows in translator._batches(coded, config, 1)] == [35]
     assert [len(rows) for rows in translator._batches(coded, config, 2)] == [18, 17]
     longest = translator.model.cost(1, max(len(one.ids) for one in coded) + 9 - 1).state
-    monkeypatch.setattr("regard.tasks.run.STATE", 2 * 4 * longest)
+    monkeypatch.setattr("regard.tasks.run.MAX_STATE_BYTES", 2 * 4 * longest)
     sizes = [len(rows) for rows in translator._batches(coded, config, 1)]
     assert sizes[0] == 4
     assert sizes[-2] > 4
-    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.MAX_ROWS", 6)
     assert max(len(rows) for rows in translator._batches(coded, config, 1)) == 3
 
 
@@ -112,7 +112,7 @@ def test_without_a_budget_states_decide(translator, monkeypatch):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("which", ["translator", "writer"])
 def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path):
-    """Each by a process or a thread of its own: the answers stay, in their order, and so do torch's threads."""
+    """With workers, answers keep their order and torch its number of threads."""
     run = request.getfixturevalue(which)
     alone = run.predict(TEXTS * 3, HOW[how])
     log, answer = tmp_path / "log", Run._answer
@@ -122,8 +122,8 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
             file.write(f"{os.getpid()} {threading.get_ident()}\n")
         return answer(*given)
 
-    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
-    monkeypatch.setattr("regard.tasks.run.SIDE_BY_SIDE", 6)
+    monkeypatch.setattr("regard.tasks.run.ROWS_PER_WORKER", 2)
+    monkeypatch.setattr("regard.tasks.run.MAX_ROWS", 6)
     monkeypatch.setattr(Run, "_answer", answers)
     if by == "threads":
         monkeypatch.setattr("regard.tasks.run.forks", lambda device: False)
@@ -131,10 +131,10 @@ def test_several_batches_at_once(which, how, by, request, monkeypatch, tmp_path)
     torch.set_num_threads(3)
     try:
         done = []
-        together = list(run.answers(TEXTS * 3, HOW[how], ahead=100, tick=done.append))
+        together = list(run.answers(TEXTS * 3, HOW[how], read_ahead=100, tick=done.append))
         assert torch.get_num_threads() == 3
         used = set(log.read_text().splitlines())
-        with pytest.raises(UserError, match="not numbers"):
+        with pytest.raises(UserError, match="logits are NaN"):
             _broken(run).predict(TEXTS * 3, HOW[how])
         assert torch.get_num_threads() == 3
     finally:
@@ -164,7 +164,7 @@ def test_answers_come_while_texts_are_still_read(translator):
             yield text
 
     done = []
-    answers = translator.answers(texts(), DecodeConfig(max_new_tokens=4), ahead=3, tick=done.append)
+    answers = translator.answers(texts(), DecodeConfig(max_new_tokens=4), read_ahead=3, tick=done.append)
     next(answers)
     assert len(read) == 3
     assert sum(done) == 3
@@ -178,7 +178,7 @@ def test_nothing_to_predict(translator):
 
 
 def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
-    """As translating nothing, and as beginning a new text."""
+    """An empty text can be translated, and continued."""
     run = translator
     memory = run.model.encode(torch.tensor([[run.source.end]]))
     plain = greedy(run.model, Request.after(run.target.start, run.target.end, memory, 9))[0]
@@ -189,14 +189,14 @@ def test_an_empty_line_is_a_source_that_only_ends(translator, writer):
 
 
 def test_room_for_an_answer_depends_on_the_source(translator):
-    coded = [Coded([5] * 4), Coded([5])]
-    assert translator.request(coded, DecodeConfig()).most.tolist() == [28, 22]
-    assert translator.request(coded, DecodeConfig(max_new_tokens=7)).most.tolist() == [7, 7]
+    coded = [EncodedInput([5] * 4), EncodedInput([5])]
+    assert translator.request(coded, DecodeConfig()).max_new_tokens.tolist() == [28, 22]
+    assert translator.request(coded, DecodeConfig(max_new_tokens=7)).max_new_tokens.tolist() == [7, 7]
 
 
 @pytest.fixture(scope="module")
 def short(words) -> Run:
-    """A translator whose sides know 8 positions."""
+    """Return an encoder-decoder with 8 positions on either side."""
     overrides = ('model.embed.position={part="learned", length=8}',)
     return Run(make("transformer", words, overrides), words, words)
 
@@ -215,7 +215,7 @@ def test_a_text_beyond_the_positions_is_refused_by_its_line(which, request):
     with pytest.raises(UserError, match=r"^line 3 has 13 tokens, and at most 7 can be taken: shorten it"):
         run.predict(["cat", "dog", LONG, LONG])
     with pytest.raises(UserError, match=r"^line 3 has 13 tokens"):
-        list(run.answers(["cat", "dog", LONG], ahead=2))
+        list(run.answers(["cat", "dog", LONG], read_ahead=2))
 
 
 def test_a_text_beyond_the_positions_is_cut_when_asked(short, short_writer):
@@ -257,7 +257,7 @@ def test_alignments_are_where_the_model_looked_while_it_decoded(name, words):
         assert weights.sum(1).tolist() == pytest.approx([1.0] * len(weights))
         assert answer.alignment.source == [*text.split(), "</s>"]
         assert answer.alignment.target == answer.tokens + ["</s>"] * answer.ended
-        request = run.request(run.code([text], DecodeConfig()), DecodeConfig(max_new_tokens=7))
+        request = run.request(run.encode_inputs([text], DecodeConfig()), DecodeConfig(max_new_tokens=7))
         with watch(run.model, "stack*weights") as seen:
             greedy(run.model, request)
         owner = {tap: run.model.get_submodule(tap.removesuffix(".attend.weights")) for tap in seen}
@@ -291,14 +291,14 @@ def test_no_alignment_where_there_is_no_source(writer, words):
         writer.predict(["cat"], attention=True)
     layer = 'model.decoder.layer=[{mixer={part="attention"}, feedforward="mlp"}]'
     blind = Run(make("transformer", words, (layer,)), words, words)
-    with pytest.raises(UserError, match="does not look at single places"):
+    with pytest.raises(UserError, match="no attention over single source positions"):
         blind.predict(["cat"], attention=True)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "characters", "words", "wordpiece", "pretokenised"])
 @pytest.mark.parametrize("name", ["transformer", "transformer-decoder"])
 def test_a_stream_is_the_answer_in_pieces(name, kind):
-    """Untrained models say all kinds of bytes, most of them no characters."""
+    """Untrained models generate arbitrary bytes, most of which form no characters."""
     texts = ["a cat, 你好 sat!", "süß", "", "🙂 é"]
     tokenizer = Tokenizer.train(kind, [*TEXTS, *texts])
     run = Run(make(name, tokenizer, ("model.depth=1",)), tokenizer, tokenizer)
@@ -324,7 +324,7 @@ def test_no_piece_is_half_a_character(monkeypatch):
 
     def spoken(*_):
         for i in [*ids, tokenizer.end]:
-            yield Said(torch.tensor([0]), torch.tensor([i]), torch.tensor([0.0]))
+            yield NewTokens(torch.tensor([0]), torch.tensor([i]), torch.tensor([0.0]))
 
     monkeypatch.setattr("regard.tasks.run.stream", spoken)
     assert list(run.stream("x")) == ["你", "好", ",", " ", "🙂", "e", "\u0301", "\ufffd"]
@@ -333,23 +333,23 @@ def test_no_piece_is_half_a_character(monkeypatch):
 def test_what_follows_a_prompt_fits_behind_it(writer, monkeypatch):
     """Words have a space between them, also where the prompt ends."""
     ids = writer.target.encode(["and dog"])[0]
-    answer = writer._text(Coded(writer.target.encode(["cat"])[0]), ids)
+    answer = writer._text(EncodedInput(writer.target.encode(["cat"])[0]), ids)
     assert answer == " and dog"
-    assert writer._text(Coded([]), ids) == "and dog"
+    assert writer._text(EncodedInput([]), ids) == "and dog"
 
 
 @pytest.mark.parametrize(("documents", "wanted"), [(True, "</s>"), (False, "\n")])
 def test_a_prompt_begins_as_texts_did_in_training(documents, wanted):
     tokenizer = Tokenizer.train("characters", ["ab\n"])
     run = Run(make("transformer-decoder", tokenizer), tokenizer, tokenizer, documents=documents)
-    assert tokenizer.tokens(run.opening) == [wanted]
-    request = run.request(run.code(["ab"], DecodeConfig()), DecodeConfig())
+    assert tokenizer.tokens(run.decoder_prefix) == [wanted]
+    request = run.request(run.encode_inputs(["ab"], DecodeConfig()), DecodeConfig())
     assert tokenizer.tokens(request.prefix[0]) == [wanted, "a", "b"]
-    assert request.most.tolist() == [200]
+    assert request.max_new_tokens.tolist() == [200]
 
 
 def test_a_running_text_without_line_ends_is_marked(words):
-    assert Run(make("transformer-decoder", words), words, words, documents=False).opening == [words.end]
+    assert Run(make("transformer-decoder", words), words, words, documents=False).decoder_prefix == [words.end]
 
 
 def test_a_seed_and_a_text_decide_the_answer(writer):
@@ -379,7 +379,7 @@ def test_a_language_model_draws_unless_told_otherwise(words):
     how tokens are chosen counts alone, and a model from elsewhere is asked as its own files say."""
     model = make("transformer-decoder", words)
     run = Run(model, words, words)
-    assert run.config == SAMPLED == DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
+    assert run.config == DEFAULT_SAMPLING == DecodeConfig(temperature=0.8, top_p=0.95, seed=1)
     assert run.predict(["the cat"]) == run.predict(["the cat"])
     assert "".join(run.stream("the cat")) == run.predict(["the cat"])[0][0].text
     assert DecodeConfig.read({"seed": 5, "max_new_tokens": 7}, run.config) == DecodeConfig(
@@ -400,7 +400,7 @@ def test_a_language_model_draws_unless_told_otherwise(words):
     model.recipe["decode"] = {"temperature": 0.0}
     assert Run(model, words, words).config == DecodeConfig()
     del model.recipe["decode"]
-    assert Run(model, words, words, foreign=True).config == DecodeConfig()
+    assert Run(model, words, words, converted=True).config == DecodeConfig()
 
 
 def test_a_model_that_does_not_write_is_refused(words):
@@ -413,7 +413,7 @@ def test_a_model_that_does_not_write_is_refused(words):
 
 
 def write(folder, model: Model, tokenizer: Tokenizer, **told) -> None:
-    """A finished run as `regard train` leaves it, as far as loading looks."""
+    """Write a finished run folder, with the files that loading reads."""
     regard.save(model, folder)
     tokenizer.save(folder / "tokenizer.json")
     (folder / "run.json").write_text(json.dumps(told))
@@ -528,6 +528,6 @@ def test_importing_regard_is_light():
 
 
 def test_beams_of_a_batch_keep_their_sources(translator):
-    """`select` takes the encoder's whole gift along."""
+    """`select` also selects the rows of the encoder's memory."""
     memory = translator.model.encode(torch.tensor([[5, 6], [7, 8]]))
     assert torch.equal(select(memory, torch.tensor([1, 1])).x, memory.x[[1, 1]])

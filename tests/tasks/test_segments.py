@@ -1,4 +1,4 @@
-"""A text in segments: what is remembered of one is there for the next, in training, after a stop, and in evaluation."""
+"""Models with a memory of earlier segments, in training, after resuming, and in evaluation."""
 
 import random
 
@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 
 import regard
 from regard.core import Pattern, UserError
-from regard.core.mixer import each
-from regard.data import Feed
-from regard.data.streams import Streams, in_order
+from regard.core.mixer import map_tensors
+from regard.data import ResumableBatches
+from regard.data.streams import StreamBatches, eval_streams
 from regard.evaluate import evaluate
 from regard.parts.objectives.next_token import NextToken
-from regard.parts.objectives.segments import Segments, enough, remembering
+from regard.parts.objectives.segments import Segments, memory_length, required_capacity
 from regard.runs.job import Job
 from regard.runs.settings import Settings
 from regard.train.job import resume, start
@@ -33,7 +33,7 @@ def xl(block=7, before=7, **changes):
 
 @pytest.fixture
 def text(tmp_path):
-    """Stretches of two letters each: who remembers the last ones knows what to expect."""
+    """Return a text that a model can predict only with a memory of earlier letters."""
     rng = random.Random(0)
     pieces = ["".join(rng.choices(rng.sample("abcdefghijklmnop", 2), k=48)) for _ in range(160)]
     path = tmp_path / "text.txt"
@@ -71,15 +71,15 @@ def job(text, tmp_path):
 
 
 def test_streams_go_on():
-    batches = Streams(TEXT, 9, 4, seed=1)
-    feed, ends, epochs = Feed(batches), None, set()
+    batches = StreamBatches(TEXT, 9, 4, seed=1)
+    feed, ends, epochs = ResumableBatches(batches), None, set()
     for _ in range(3 * len(batches.epoch(0))):
         numbers = batches.epoch(feed.epoch)[feed.index] if feed.index < feed.size else batches.epoch(feed.epoch + 1)[0]
         batch = next(feed)
-        assert batch.place == numbers[0]
+        assert batch.stream_offset == numbers[0]
         assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
         assert batch.count == batch.targets.numel()
-        if batch.place:
+        if batch.stream_offset:
             assert torch.equal(batch.tokens[:, 0], ends)
         else:
             epochs.add(tuple(numbers[2:]))
@@ -92,13 +92,13 @@ def test_streams_go_on():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_token_is_asked_for_once(rows):
-    batches = list(in_order(TEXT, 2, 7, rows, 0))
+    batches = list(eval_streams(TEXT, 2, 7, rows, 0))
     assert sum(batch.count for batch in batches) == len(TEXT)
     read = [torch.cat([b.tokens[row][b.targets[row] >= 0] for b in batches]) for row in range(rows)]
     said = [torch.cat([b.targets[row][b.targets[row] >= 0] for b in batches]) for row in range(rows)]
     assert np.array_equal(torch.cat(said).numpy(), TEXT)
     assert np.array_equal(torch.cat(read).numpy(), [2, *TEXT[:-1]])
-    assert [batch.place for batch in batches] == list(range(0, 7 * len(batches), 7))
+    assert [batch.stream_offset for batch in batches] == list(range(0, 7 * len(batches), 7))
 
 
 @pytest.mark.parametrize(("name", "more"), [
@@ -109,23 +109,23 @@ def test_every_token_is_asked_for_once(rows):
 ])  # fmt: skip
 @torch.no_grad()
 def test_segments_are_the_whole(name, more):
-    """Cut into segments, the text has the loss that it has in one piece."""
+    """A text in segments has the same loss as in one piece."""
     torch.manual_seed(0)
     model = regard.build(name, "tiny", 13, ["model.width=24", "model.heads=3", "model.depth=2", *more]).double().eval()
-    (whole,) = in_order(TEXT[:150], 2, 150, 1, 0)
+    (whole,) = eval_streams(TEXT[:150], 2, 150, 1, 0)
     objective = Segments()
-    parts = [objective(model, batch) for batch in in_order(TEXT[:150], 2, 11, 1, 0)]
+    parts = [objective(model, batch) for batch in eval_streams(TEXT[:150], 2, 11, 1, 0)]
     want = NextToken()(model, whole)
     assert sum(float(part.nll) for part in parts) == pytest.approx(float(want.nll), abs=1e-7)
-    without = sum(float(Segments()(model, batch).nll) for batch in in_order(TEXT[:150], 2, 11, 1, 0))
+    without = sum(float(Segments()(model, batch).nll) for batch in eval_streams(TEXT[:150], 2, 11, 1, 0))
     assert abs(without - float(want.nll)) > 1e-3
 
 
 def test_nothing_is_learned_through_the_memory():
     model, objective = xl(), Segments()
-    one, two = list(in_order(TEXT, 2, 7, 3, 0))[:2]
+    one, two = list(eval_streams(TEXT, 2, 7, 3, 0))[:2]
     first = objective(model, one)
-    each(objective.memory.kept, lambda t: pytest.fail("has a gradient") if t.requires_grad else None)
+    map_tensors(objective.memory.kept, lambda t: pytest.fail("has a gradient") if t.requires_grad else None)
     objective(model, two).loss.backward()
     assert float(model.embed.table.grad.abs().sum()) > 0
     first.loss.backward()  # its graph was left alone
@@ -133,9 +133,9 @@ def test_nothing_is_learned_through_the_memory():
 
 @torch.no_grad()
 def test_memory_of_another_place_is_left():
-    """After a setback, the data goes on further on."""
+    """After a setback, the data continues at a later position."""
     model, objective = xl().eval(), Segments()
-    one, two, three = list(in_order(TEXT, 2, 7, 3, 0))[:3]
+    one, two, three = list(eval_streams(TEXT, 2, 7, 3, 0))[:3]
     objective(model, one)
     assert torch.equal(objective(model, three).nll, Segments()(model, three).nll)
     objective(model, one)
@@ -144,7 +144,7 @@ def test_memory_of_another_place_is_left():
 
 def learner(steps, saved=None):
     settings = Settings(steps=9, lr=0.01, warmup=2)
-    made = Learner(xl(), Segments(), Feed(Streams(TEXT, 7, 3, 1)), settings)
+    made = Learner(xl(), Segments(), ResumableBatches(StreamBatches(TEXT, 7, 3, 1)), settings)
     if saved:
         made.model.load_state_dict(saved[0])
         made.restore(*saved[1])
@@ -211,14 +211,14 @@ def test_reaching():
     ):
         assert Pattern.parse(pattern).reaching(24) == Pattern.parse(want)
     model = xl()
-    with remembering(model, 40):
-        assert enough(model) >= 47
+    with memory_length(model, 40):
+        assert required_capacity(model) >= 47
         assert str(model.stack.layers[1].branches["mixer"].pattern) == "causal & block(7, 40)"
 
 
 @pytest.mark.parametrize(
     ("recipe", "more", "message"),
-    [("gpt2", [], "positions of this model reach only"), ("transformer-decoder", [], "a pattern that forgets")],
+    [("gpt2", [], "positions of this model end at"), ("transformer-decoder", [], "a pattern with a limited reach")],
 )
 def test_memory_without_end(job, recipe, more, message, tmp_path):
     given = job("refused")

@@ -1,4 +1,4 @@
-"""Span corruption: what is cut out, learning from it, and filling it in."""
+"""Span corruption: which spans are cut out, learning, and filling them in."""
 
 import json
 from collections import Counter
@@ -9,19 +9,19 @@ import torch
 
 import regard
 from regard import UserError
-from regard.data import IGNORE, Feed, Tokenizer
+from regard.data import IGNORE, ResumableBatches, Tokenizer
 from regard.evaluate import evaluate
 from regard.files import recipe as recipes
 from regard.parts.objectives.span_corruption import (
-    Corrupted,
+    CorruptedWindows,
     Corrupter,
-    Noise,
+    SpanNoise,
+    add_sentinels,
     corrupt,
-    in_order,
-    sentinels_of,
-    with_sentinels,
+    corrupted_batches,
+    sentinel_ids,
 )
-from regard.tasks.run import Coded
+from regard.tasks.run import EncodedInput
 from regard.tasks.spans import SpanFiller
 from regard.train.job import resume, start
 
@@ -45,7 +45,7 @@ def quiet(sentence):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return with_sentinels(Tokenizer.train("bpe", [TEXT], 300), 9)
+    return add_sentinels(Tokenizer.train("bpe", [TEXT], 300), 9)
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def spans(job, tmp_path):
 
 @pytest.mark.parametrize("length", [2, 3, 7, 20, 101, 512])
 def test_how_much_is_cut_out(length):
-    """As the original counts: rounded, at least one; stretches alternate, what stays first."""
-    gone, spans = Noise().counts(length)
+    """Counts are those of the original: rounded, at least one; kept and cut spans alternate, kept first."""
+    gone, spans = SpanNoise().counts(length)
     assert gone == max(round(0.15 * length), 1)
     assert spans == max(round(gone / 3), 1)
-    mask = Noise().mask(length, np.random.default_rng(1))
+    mask = SpanNoise().mask(length, np.random.default_rng(1))
     assert mask.shape == (length,)
     assert mask.sum() == gone
     assert not mask[0]
@@ -76,8 +76,8 @@ def test_how_much_is_cut_out(length):
 
 
 def test_every_way_to_cut_is_as_likely():
-    """Of 9 tokens, 5 in 2 stretches: 3 ways to part what stays, 4 to part what goes."""
-    noise, rng = Noise(share=0.55, span=2.5), np.random.default_rng(0)
+    """Of 9 tokens, 5 are cut in 2 spans: 3 ways to divide the kept ones, 4 to divide the cut ones."""
+    noise, rng = SpanNoise(share=0.55, span=2.5), np.random.default_rng(0)
     found = Counter(tuple(noise.mask(9, rng)) for _ in range(3600))
     assert len(found) == 12
     assert max(found.values()) < 1.3 * 300
@@ -92,11 +92,11 @@ def test_source_and_target_by_hand():
 
 
 def test_nothing_is_lost():
-    """The target's stretches in place of the source's sentinels are the text again."""
+    """Replacing the sentinels of the source by the spans of the target restores the text."""
     rng, sentinels = np.random.default_rng(2), np.arange(200, 300)
     for length in (2, 9, 64, 333):
         ids = rng.integers(4, 200, length)
-        source, target = corrupt(ids, Noise(share=0.4).mask(length, rng), sentinels, 3)
+        source, target = corrupt(ids, SpanNoise(share=0.4).mask(length, rng), sentinels, 3)
         said = {}
         for token in target[:-1].tolist():
             said.setdefault(token, []) if token >= 200 else list(said.values())[-1].append(token)
@@ -105,10 +105,10 @@ def test_nothing_is_lost():
 
 
 def test_the_tokenizer_gets_sentinels(tokenizer):
-    numbers = sentinels_of(tokenizer)
+    numbers = sentinel_ids(tokenizer)
     assert len(numbers) == 9
     assert tokenizer.size == numbers.max() + 1
-    assert with_sentinels(tokenizer, 30) is tokenizer
+    assert add_sentinels(tokenizer, 30) is tokenizer
     assert numbers[0] not in tokenizer.encode(["the <extra_id_0> sat"])[0], (
         "in a text that is no question, it is a text"
     )
@@ -118,7 +118,7 @@ def test_epochs_differ_and_come_back(tokenizer):
     stream = np.array(tokenizer.encode([TEXT])[0], np.int32)
 
     def batches(epoch, index):
-        feed = Feed(Corrupted(stream, 20, 3, 1, Corrupter(Noise(), tokenizer, 20)), epoch, index)
+        feed = ResumableBatches(CorruptedWindows(stream, 20, 3, 1, Corrupter(SpanNoise(), tokenizer, 20)), epoch, index)
         return [next(feed) for _ in range(3)]
 
     one, again, next_epoch = batches(0, 2), batches(0, 2), batches(1, 2)
@@ -134,7 +134,7 @@ def test_epochs_differ_and_come_back(tokenizer):
 
 def test_a_place_is_cut_otherwise_in_another_epoch(tokenizer):
     stream = np.array(tokenizer.encode([TEXT])[0], np.int32)
-    batches = Corrupted(stream, 60, 3, 1, Corrupter(Noise(), tokenizer, 60))
+    batches = CorruptedWindows(stream, 60, 3, 1, Corrupter(SpanNoise(), tokenizer, 60))
     one, other, elsewhere = (batches.make(np.array([row])).source for row in ([0, 60], [1, 60], [0, 61]))
     assert not torch.equal(one, other)
     assert not torch.equal(one, elsewhere)
@@ -142,15 +142,15 @@ def test_a_place_is_cut_otherwise_in_another_epoch(tokenizer):
 
 @pytest.mark.parametrize(("length", "count"), [(20, 1), (43, 3), (41, 2), (2, 1)])
 def test_the_dev_set_is_asked_whole(tokenizer, length, count):
-    """The last stretch as short as it must be, and a last token alone left out."""
+    """The last window may be shorter, and a single last token is left out."""
     text = np.array(tokenizer.encode([TEXT])[0][:length], np.int32)
-    corrupter = Corrupter(Noise(), tokenizer, 20)
-    batches = list(in_order(text, 20, 2, corrupter))
+    corrupter = Corrupter(SpanNoise(), tokenizer, 20)
+    batches = list(corrupted_batches(text, 20, 2, corrupter))
     rows = [row for batch in batches for row in batch.targets]
     assert len(rows) == count
     asked = sum(batch.count for batch in batches)
     assert asked == sum(int((row != IGNORE).sum()) for row in rows)
-    for batch, again in zip(batches, in_order(text, 20, 2, corrupter), strict=True):
+    for batch, again in zip(batches, corrupted_batches(text, 20, 2, corrupter), strict=True):
         assert torch.equal(batch.source, again.source)
 
 
@@ -208,8 +208,8 @@ def test_pairs_instead(job, tmp_path):
 def test_what_was_said_is_filled_in(tokenizer):
     recipe = recipes.load("t5", "tiny", [*SMALL, "model.heads=1"])
     run = SpanFiller(regard.build(recipe, vocab=tokenizer.size), tokenizer, tokenizer)
-    (one,) = run.code(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
-    zero, first, *_ = sentinels_of(tokenizer).tolist()
+    (one,) = run.encode_inputs(["the cat <extra_id_0> the mat, <extra_id_1> the rat"], run.config)
+    zero, first, *_ = sentinel_ids(tokenizer).tolist()
     assert {zero, first} < set(one.ids)
     assert one.ids[-1] == tokenizer.end
 
@@ -219,8 +219,8 @@ def test_what_was_said_is_filled_in(tokenizer):
     said = [zero, *ids(" sat on"), first, *ids(" and")]
     assert run._text(one, said) == "the cat sat on the mat, and the rat"
     assert run._text(one, [first, *ids(" or")]) == "the cat the mat, or the rat"
-    assert run._text(Coded(ids("the cat")), ids("the mat")) == "the mat"
-    assert tokenizer.end not in run.code(["the </s> cat"], run.config)[0].ids[:-1], (
+    assert run._text(EncodedInput(ids("the cat")), ids("the mat")) == "the mat"
+    assert tokenizer.end not in run.encode_inputs(["the </s> cat"], run.config)[0].ids[:-1], (
         "only where something is to be filled"
     )
 
@@ -231,7 +231,7 @@ def test_what_was_said_is_filled_in(tokenizer):
         (["objective.share=1.5"], "objective.share must be between 0 and 1"),
         (["objective.span=0.5"], "objective.span must be at least 1"),
         (["objective.spam=3"], "no 'spam'"),
-        (["train.context_length=200"], "10 stretches cut out, and the tokenizer only 4 sentinels"),
+        (["train.context_length=200"], "10 removed spans, and the tokenizer only 4 sentinels"),
         (["train.context_length=1"], "train.context_length must be at least 2"),
         (["train.metric=bleu"], "'bleu' means nothing for this model"),
         (["model.embed.position={ part = 'learned', length = 8 }"], "a source of 19 tokens, and the positions"),

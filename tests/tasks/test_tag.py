@@ -1,4 +1,4 @@
-"""Words with a tag each: files, where words begin among tokens, spans, and a run that tags."""
+"""Tagging words: files, the first token of every word, spans, and a trained run."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core import UserError
 from regard.data import IGNORE, Tokenizer, open_corpus
-from regard.data.conll import TagCoder, Tagged, firsts_of, tags_of
+from regard.data.conll import TagBatches, TagCoder, first_tokens_of_words, parse_tags
 from regard.evaluate import evaluate
 from regard.metrics import measure, spans
 from regard.runs.job import Job
@@ -24,11 +24,11 @@ SMALL = [
 
 
 def quiet(sentence):
-    """Nobody listens."""
+    """Ignore a message."""
 
 
 def sentences(count=150):
-    """Words with a capital are names, of one word or of two; those in digits are numbers."""
+    """Write sentences in which capitalized words are names, of one word or two, and digits are numbers."""
     rng = random.Random(7)
     made = []
     for _ in range(count):
@@ -91,16 +91,16 @@ def test_from_another_run(data, tmp_path):
     assert torch.equal(made.model.embed.table, base.model.embed.table)
     assert set(made.task.target.inner.get_vocab()) > {"T-O", "T-B-NUM"}
     made.train()
-    with pytest.raises(UserError, match="the label 'T-B-NAME' stands nowhere among those of the run"):
+    with pytest.raises(UserError, match="the label 'T-B-NAME' is not among those of the run"):
         start(Job("", str(tmp_path / "on"), data=str(other), **given, as_published=True), quiet)
     start(Job("", str(tmp_path / "on"), data=str(data), **given, as_published=True), quiet).train()
 
 
 def test_a_sentence_that_is_too_long(data, tmp_path):
-    """Its last words are not read, and say so."""
+    """The last words of a long sentence are not read, and get the tag '?'."""
     run = start(job(data, tmp_path / "run", ["train.steps=2"]), quiet).train()
     text = "the mat sat An Bo"
-    ((ids, firsts),) = firsts_of(run.source, [text])
+    ((ids, firsts),) = first_tokens_of_words(run.source, [text])
     config = run.config.read({"max_source_tokens": firsts[3] + 1, "truncate": True}, run.config)
     (answer,) = run.predict([text], config)[0]
     assert answer.cut
@@ -111,18 +111,18 @@ def test_a_sentence_that_is_too_long(data, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words", "characters", "bytes", "pretokenised"])
 def test_where_words_begin(kind):
-    """The first token of a word begins with what the word begins with, whatever the tokens are."""
+    """The first token of a word begins with its first characters, with any tokenizer."""
     words = ["EU", "rejects", "Zürich's", "über-lange", "Wörter", "日本語", "."]
     text = " ".join(words)
     tokenizer = Tokenizer.train(kind, [text, "EU rejects Zürich"] * 3, {"bytes": None}.get(kind, 400))
-    ((ids, firsts),) = firsts_of(tokenizer, [text])
-    assert ids == tokenizer.frame([text])[0]
+    ((ids, firsts),) = first_tokens_of_words(tokenizer, [text])
+    assert ids == tokenizer.encode_with_special_tokens([text])[0]
     assert firsts == sorted(set(firsts))
     assert len(firsts) == len(words)
     for word, first, after in zip(words, firsts, [*firsts[1:], len(ids) - 1], strict=True):
         said = tokenizer.decode(ids[first:after]).strip()
         assert said == word or tokenizer.unk in ids[first:after] or said.replace(" ", "") == word
-    assert firsts_of(tokenizer, [""])[0][1] == []
+    assert first_tokens_of_words(tokenizer, [""])[0][1] == []
 
 
 def test_where_words_begin_between_marks():
@@ -131,14 +131,14 @@ def test_where_words_begin_between_marks():
     made = Tokenizer.train("characters", ["ab c"])
     marks = [("<s>", made.start), ("</s>", made.end)]
     made.inner.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=marks)
-    ((ids, firsts),) = firsts_of(Tokenizer(made.inner), ["ab c ba"])
+    ((ids, firsts),) = first_tokens_of_words(Tokenizer(made.inner), ["ab c ba"])
     assert ids[0] == made.start
     assert firsts == [1, 4, 6]
 
 
 def test_of_every_word_the_first_token_is_asked():
     letters = Tokenizer.train("characters", ["abc"])
-    tags = Tokenizer.of_labels(["X", "Y", "O"])
+    tags = Tokenizer.from_labels(["X", "Y", "O"])
     tokens, asked = TagCoder(letters, tags)([("abc b", "X O"), ("c", "Y")])
     assert [len(row) for row in tokens] == [6, 2]  # a space is a token, and there is the end mark
     assert asked == [[1, IGNORE, IGNORE, IGNORE, 0, IGNORE], [2, IGNORE]]
@@ -152,7 +152,7 @@ def test_of_every_word_the_first_token_is_asked():
         def __getitem__(self, index):
             return tuple(map(np.array, self.rows[index]))
 
-    batches = Tagged(Rows(), 100, 1, pad=0)
+    batches = TagBatches(Rows(), 100, 1, pad=0)
     batch = batches.make(np.array([1, 0]))
     assert batch.count == 3
     assert batch.targets.tolist() == [[2] + [IGNORE] * 5, asked[0]]
@@ -185,14 +185,14 @@ def test_files(tmp_path, name, zipped):
 
 
 def test_universal_columns_are_known(tmp_path):
-    """Neither the number of a word nor what is said beside it is meant."""
+    """The columns of CoNLL-U are the word and its part of speech."""
     path = tmp_path / "words.conllu"
     path.write_text(FILES["words.conllu"])
     assert next(iter(open_corpus(path, dev=0, test=0, kind="tags").train)) == ("EU rejects", "B-ORG O")
 
 
 def test_tags_without_spans(tmp_path):
-    """Such as parts of speech: what is measured when nothing is asked for can be measured."""
+    """For tags without spans, such as parts of speech, the default metrics work."""
     plain = conll(tmp_path / "words.conll", [[(word, tag[:1]) for word, tag in words] for words in sentences()])
     prepared = start(job(plain, tmp_path / "run", ["train.steps=2"]), quiet)
     run = prepared.train()
@@ -278,7 +278,7 @@ def test_spans():
 def test_metrics():
     right = [["B-PER I-PER O"], ["O B-LOC"]]
     said = ["a/B-PER b/I-PER c/B-LOC", "d/O e/B-PER"]
-    assert tags_of(said[0]) == ["B-PER", "I-PER", "B-LOC"]
+    assert parse_tags(said[0]) == ["B-PER", "I-PER", "B-LOC"]
     scores = {score.name: score.value for score in measure(["tag_accuracy", "span_f1"], said, right)}
     assert scores["tag_accuracy"] == pytest.approx(60)
     assert scores["span_f1"] == pytest.approx(100 * 2 * 1 / (3 + 2))
@@ -301,7 +301,7 @@ def test_refused(data, tmp_path):
 
 
 def test_json_of_words(data, tmp_path):
-    """What is read from JSON lines is what CoNLL says."""
+    """JSON lines and CoNLL give the same records."""
     other = tmp_path / "words.jsonl"
     lines = [{"words": [w for w, _ in words], "tags": [t for _, t in words]} for words in sentences()]
     other.write_text("".join(json.dumps(line) + "\n" for line in lines))

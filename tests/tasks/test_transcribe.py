@@ -1,4 +1,4 @@
-"""Speech written down: windows, times, languages and second tries, beside `transformers` and by themselves."""
+"""Transcription: windows, timestamps, languages and retries, against `transformers` and alone."""
 
 import json
 import wave
@@ -13,13 +13,13 @@ from regard.convert import convert
 from regard.convert.family import family_of
 from regard.core import UserError, build
 from regard.data import Tokenizer
-from regard.data.mel import HOP, RATE
+from regard.data.mel import HOP, SAMPLE_RATE
 from regard.decode import DecodeConfig, Hypothesis
 from regard.runs.job import Job
 from regard.tasks import transcribe
 from regard.tasks.load import load
-from regard.tasks.speech import Speech
-from regard.tasks.transcribe import Answer, Transcriber, clock, cut
+from regard.tasks.speech import SpeechTokens
+from regard.tasks.transcribe import Answer, Transcriber, format_time, split_answer
 from regard.train.job import start
 
 WORDS, END, START, EN, DE, TRANSLATE, TRANSCRIBE, SILENCE, PLAIN, ZERO = 30, 30, 31, 32, 33, 34, 35, 36, 37, 38
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 
 
 def pair(tmp_path, seed: int = 0, **more) -> tuple[Transcriber, WhisperForConditionalGeneration]:
-    """Ours and theirs with the same weights, which have opinions."""
+    """Return our model and that of `transformers` with the same large random weights."""
     torch.manual_seed(seed)
     config = WhisperConfig(
         vocab_size=VOCAB, num_mel_bins=BANDS, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3,
@@ -61,9 +61,9 @@ def pair(tmp_path, seed: int = 0, **more) -> tuple[Transcriber, WhisperForCondit
         setattr(theirs.generation_config, name, value)
     told = config.to_dict()
     family = family_of(told)
-    ours = build(family.recipe(family.whole(told))).double()
+    ours = build(family.recipe(family.complete(told))).double()
     tensors = theirs.state_dict()
-    for rule in family.rules(family.whole(told), set(tensors)):
+    for rule in family.rules(family.complete(told), set(tensors)):
         for name, value in zip(rule.ours, rule.split(tensors[rule.theirs]), strict=True):
             ours.state_dict()[name].copy_(value)
     (tmp_path / "origin").mkdir(exist_ok=True, parents=True)
@@ -80,9 +80,9 @@ def sound(frames: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def once(monkeypatch):
-    """No second tries, and no window counts as silent."""
+    """Disable retries and the detection of silence."""
     monkeypatch.setattr(transcribe, "TEMPERATURES", (0.0,))
-    monkeypatch.setattr(transcribe, "SILENT", 2.0)
+    monkeypatch.setattr(transcribe, "MAX_NO_SPEECH", 2.0)
 
 
 def told(theirs, frames, **more):
@@ -92,19 +92,20 @@ def told(theirs, frames, **more):
 
 
 def pieces(run, samples, config):
-    """All of them, the empty ones as well, with their tokens, as theirs has them; and how many after each window."""
+    """Record all segments with their tokens, empty ones included, as `transformers` returns them, and their number per
+    window."""
     found, windows = [], []
-    plain = Transcriber._take
+    plain = Transcriber._append_answer
 
     def take(one, answer, silence):
         size = min(run.window, one.length - one.at)
-        some, _ = cut(answer.tokens, run.speech.zero if one.timed else None, size)
+        some, _ = split_answer(answer.tokens, run.speech.zero if one.timed else None, size)
         found.extend(((one.at + b) * 0.01, (one.at + e) * 0.01, tokens) for b, e, tokens in some)
         found[-1][2].extend(answer.tokens[sum(len(tokens) for _, _, tokens in some) :][:1])  # theirs keep both times
         windows.append(len(found))
         plain(run, one, answer, silence)
 
-    run._take = take
+    run._append_answer = take
     run.predict([samples], config)
     return found, windows
 
@@ -115,7 +116,7 @@ BEAMS = {"num_beams": 3, "early_stopping": True, "renormalize_logits": True}  # 
 @pytest.mark.parametrize("timestamps", [False, True])
 @pytest.mark.parametrize(("language", "beam"), [("de", 1), (None, 1), ("de", 3)])
 def test_the_same_words_and_times_as_transformers(tmp_path, once, timestamps, language, beam):
-    """Of a whole window; what is left of it, theirs fill with zeros and ours with silence."""
+    """Compare a full window; `transformers` pads a shorter one with zeros, and we with silence."""
     more = {"task": "transcribe", "return_timestamps": timestamps} | (BEAMS if beam > 1 else {})
     seen = set()
     words_alone = {} if timestamps else {"suppress_tokens": [*TOLD["suppress_tokens"], *range(ZERO, VOCAB)]}
@@ -123,7 +124,7 @@ def test_the_same_words_and_times_as_transformers(tmp_path, once, timestamps, la
         run, theirs = pair(tmp_path, seed, **words_alone)
         samples = sound(2 * PLACES, seed)
         run.language, run.timestamps = language, timestamps
-        frames = run.hear(samples).frames[: run.window]
+        frames = run.read_recording(samples).frames[: run.window]
         want = told(theirs, frames, language=language, **more)
         ours, windows = pieces(run, samples, DecodeConfig(beam=beam, max_new_tokens=17))
         ours, want = ours[: windows[0]], want[: windows[0]]
@@ -138,7 +139,7 @@ def test_the_same_language_as_transformers(tmp_path, once):
     found = set()
     for seed in range(4):
         run, theirs = pair(tmp_path, seed)
-        frames = run.hear(sound(2 * PLACES, seed)).frames[: run.window]
+        frames = run.read_recording(sound(2 * PLACES, seed)).frames[: run.window]
         want = theirs.detect_language(frames.mT[None].double())
         answer = run.predict([sound(2 * PLACES, seed)], DecodeConfig(max_new_tokens=2))[0][0]
         assert answer.language == {EN: "en", DE: "de"}[int(want)]
@@ -147,12 +148,12 @@ def test_the_same_language_as_transformers(tmp_path, once):
 
 
 def test_long_recordings_as_transformers(tmp_path, once):
-    """Window by window, each from the last time of the one before; theirs fill the very last one with zeros."""
+    """Each window begins at the last timestamp of the previous one; `transformers` pads the last with zeros."""
     windows = 0
     for seed in range(3):
         run, theirs = pair(tmp_path, seed)
         samples, run.language = sound(5 * PLACES + 7, seed), "en"
-        heard = run.hear(samples)
+        heard = run.read_recording(samples)
         assert heard.timed
         frames = heard.frames[: heard.length]
         want = told(theirs, frames, language="en", task="transcribe", return_timestamps=True)
@@ -178,7 +179,7 @@ def test_a_batch_is_its_recordings_one_by_one(tmp_path, monkeypatch):
 
 
 def fake(run, monkeypatch, answers, silence=0.0):
-    """A search that finds these, one after the other; and how it was asked."""
+    """Replace the search by one that returns these answers in turn; return the list of its calls."""
     asked = []
 
     def search(model, request, config, seeds):
@@ -222,7 +223,7 @@ def test_a_temperature_that_is_given_is_the_only_one(tmp_path, monkeypatch):
 
 
 def test_silence(tmp_path, monkeypatch):
-    """Nobody speaks, and the words are unlikely: nothing is said. Likely words are said all the same."""
+    """Unlikely words in a window without speech are dropped; likely words are kept."""
     run, _ = pair(tmp_path)
     asked = fake(run, monkeypatch, [UNSURE], silence=1.0)
     [[one]] = run.predict([sound(130)])
@@ -245,7 +246,7 @@ def test_what_is_told(tmp_path, monkeypatch):
 
 def spoken(path, frames):
     with wave.open(str(path), "wb") as out:
-        out.setparams((1, 2, RATE, 0, "NONE", ""))
+        out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         out.writeframes((sound(frames).clamp(-1, 1) * (2**15 - 1)).short().numpy().astype("<i2").tobytes())
     return str(path)
 
@@ -276,7 +277,7 @@ def test_a_folder_that_comes_in_answers(tmp_path, capsys):
 
 
 def test_a_folder_that_learns_on_and_goes_out(tmp_path):
-    """By the prompt of its language, and with what it says about its tokens."""
+    """Fine-tuning uses the prompt of the language, and keeps the special tokens."""
     ours, theirs = converted(tmp_path)
     spoken(tmp_path / "talk.wav", 70)
     (tmp_path / "talks.tsv").write_text("talk.wav\tw1 w2\n" * 3)
@@ -298,12 +299,15 @@ def test_a_folder_that_learns_on_and_goes_out(tmp_path):
 
 def test_pieces_of_an_answer():
     one, two, three = ZERO + 5, ZERO + 9, ZERO + 14
-    assert cut([ZERO, 1, one, two, 2, three], ZERO, 60) == ([(0, 10, [ZERO, 1, one]), (18, 28, [two, 2, three])], 60)
-    assert cut([ZERO, 1, one, two, 2], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
-    assert cut([ZERO, 1, one, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
-    assert cut([ZERO, 1, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 60)
-    assert cut([ZERO, 1, 2], ZERO, 50) == ([(0, 50, [ZERO, 1, 2])], 50)
-    assert cut([], None, 50) == ([(0, 50, [])], 50)
+    assert split_answer([ZERO, 1, one, two, 2, three], ZERO, 60) == (
+        [(0, 10, [ZERO, 1, one]), (18, 28, [two, 2, three])],
+        60,
+    )
+    assert split_answer([ZERO, 1, one, two, 2], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
+    assert split_answer([ZERO, 1, one, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 10)
+    assert split_answer([ZERO, 1, one], ZERO, 60) == ([(0, 10, [ZERO, 1, one])], 60)
+    assert split_answer([ZERO, 1, 2], ZERO, 50) == ([(0, 50, [ZERO, 1, 2])], 50)
+    assert split_answer([], None, 50) == ([(0, 50, [])], 50)
 
 
 def test_prompts(tmp_path):
@@ -311,13 +315,16 @@ def test_prompts(tmp_path):
     speech = run.speech
     assert speech.prompt(DE, "transcribe", False) == [START, DE, TRANSCRIBE, PLAIN]
     assert speech.prompt(EN, "translate", True) == [START, EN, TRANSLATE]
-    alone = Speech.of(tokenizer())  # nothing but the names of the tokens
-    assert alone._replace(never=speech.never, not_first=speech.not_first, latest=4) == speech
+    alone = SpeechTokens.of(tokenizer())  # nothing but the names of the tokens
+    assert (
+        alone._replace(suppressed=speech.suppressed, suppressed_first=speech.suppressed_first, max_initial_timestamp=4)
+        == speech
+    )
     (tmp_path / "origin" / "generation_config.json").write_text(json.dumps(TOLD | {"is_multilingual": False}))
-    english = Speech.of(tokenizer(), tmp_path)
+    english = SpeechTokens.of(tokenizer(), tmp_path)
     assert english.prompt(None, "transcribe", False) == [START, PLAIN]
     plain = Tokenizer.train("characters", ["abc"])
-    assert Speech.of(plain).prompt(None, "transcribe", True) == [plain.start]
+    assert SpeechTokens.of(plain).prompt(None, "transcribe", True) == [plain.start]
 
 
 @pytest.mark.parametrize(
@@ -347,21 +354,21 @@ def test_bad_input(tmp_path):
 
 def test_poor_and_silent():
     sure = Answer([1, 2, 4], -0.4, True, 0.0, "a few plain words")
-    assert not sure.poor(0.0)
-    assert sure._replace(logprob=-4.1).poor(0.0)
-    assert not sure._replace(logprob=-3.9).poor(0.0)
-    assert sure._replace(text="and so on " * 9).poor(0.0)
-    assert not sure._replace(logprob=-4.1).poor(0.61)
-    assert sure._replace(logprob=-4.1).silent(0.61)
-    assert not sure.silent(0.61)
+    assert not sure.should_retry(0.0)
+    assert sure._replace(logprob=-4.1).should_retry(0.0)
+    assert not sure._replace(logprob=-3.9).should_retry(0.0)
+    assert sure._replace(text="and so on " * 9).should_retry(0.0)
+    assert not sure._replace(logprob=-4.1).should_retry(0.61)
+    assert sure._replace(logprob=-4.1).is_silent(0.61)
+    assert not sure.is_silent(0.61)
 
 
-def test_clock():
-    assert [clock(s) for s in (0, 75.5, 59.999, 3600)] == ["00:00.00", "01:15.50", "01:00.00", "1:00:00.00"]
+def test_format_time():
+    assert [format_time(s) for s in (0, 75.5, 59.999, 3600)] == ["00:00.00", "01:15.50", "01:00.00", "1:00:00.00"]
 
 
 def test_times_of_a_model_that_tells_none(tmp_path):
     ours, _ = pair(tmp_path)
-    ours.speech, ours.timestamps = Speech(START, END), True
-    with pytest.raises(UserError, match="this model tells no times: leave out --timestamps"):
+    ours.speech, ours.timestamps = SpeechTokens(START, END), True
+    with pytest.raises(UserError, match="this model has no timestamps: leave out --timestamps"):
         ours.predict([sound(9)])

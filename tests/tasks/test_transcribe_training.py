@@ -1,4 +1,4 @@
-"""Learning to write down what is heard: tones that have names."""
+"""Learning to transcribe tones that have names."""
 
 import json
 import wave
@@ -11,7 +11,7 @@ from regard.core import UserError
 from regard.data import open_corpus
 from regard.data.batches import IGNORE
 from regard.data.mel import HOP, log_mel
-from regard.data.recordings import Recorded, asked, prepare_sounds
+from regard.data.recordings import RecordingBatches, prepare_sounds, teacher_forced_after
 from regard.data.tokenizer import Tokenizer
 from regard.evaluate import evaluate
 from regard.runs.job import Job
@@ -35,7 +35,7 @@ def write(path, hertz, frames, seed):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """36 recordings in a folder beside the table, one of them too long."""
+    """Write 36 recordings in a folder next to the table, one of them too long."""
     folder = tmp_path_factory.mktemp("tones")
     (folder / "wav").mkdir()
     rows = []
@@ -89,12 +89,12 @@ def test_a_run_that_goes_on_is_the_same(table, tmp_path):
 
 
 def test_batches(table, tmp_path):
-    """A recording in a batch is what it is alone, and its text is asked for after all that stands before it."""
+    """A recording in a batch equals itself alone, and its text follows the prefix."""
     lines = open_corpus(str(table), kind="pairs").train
     words = Tokenizer.train("words", ["low middle high"])
     data = prepare_sounds(lines, words, tmp_path / "train.sounds", (40 * HOP, 9))
     assert data.left_out == 1
-    batches = Recorded(data, 5, 3, (40, 12), [words.start, 5, 6], words.pad)
+    batches = RecordingBatches(data, 5, 3, (40, 12), [words.start, 5, 6], words.pad)
     numbers = batches.epoch(0)
     assert sorted(n for some in numbers for n in some) == list(range(len(data)))
     assert [list(some) for some in numbers] != [list(some) for some in batches.epoch(1)]
@@ -111,7 +111,7 @@ def test_batches(table, tmp_path):
 
 
 def test_texts_of_different_lengths():
-    batch = asked([[7, 8, 1], [9, 1]], [2], 0)
+    batch = teacher_forced_after([[7, 8, 1], [9, 1]], [2], 0)
     assert batch.tokens.tolist() == [[2, 7, 8], [2, 9, 1]]
     assert batch.targets.tolist() == [[7, 8, 1], [9, 1, IGNORE]]
     assert batch.valid.tolist() == [[True, True, True], [True, True, False]]

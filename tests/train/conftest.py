@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.data import Bucketed, Feed
+from regard.data import BucketedBatches, ResumableBatches
 from regard.parts.objectives.next_token import NextToken
 from regard.runs.settings import Settings
 from regard.train.loop import Trainer
@@ -52,7 +52,7 @@ def _no_waiting_for_disks(monkeypatch):
 @pytest.fixture
 def feed():
     """A feed of them, about ten batches an epoch."""
-    return lambda budget=24, seed=1: Feed(Bucketed(Rows(), budget, seed, START, PAD))
+    return lambda budget=24, seed=1: ResumableBatches(BucketedBatches(Rows(), budget, seed, START, PAD))
 
 
 @pytest.fixture

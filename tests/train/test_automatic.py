@@ -13,7 +13,7 @@ from regard.runs.job import Job
 from regard.train import automatic
 from regard.train.automatic import Facts
 from regard.train.job import start
-from regard.train.pick import Given, pick
+from regard.train.pick import DataArguments, pick
 
 FACTS = Facts("Pairs", 128, 2_000_000, 29_000, 800_000.0, 9.0)
 
@@ -38,7 +38,7 @@ def make(pairs, tmp_path, *overrides, **given):
 
 def test_words_and_their_ngrams_are_seen_a_few_times():
     words = FACTS._replace(whole_words=True, steps=400)
-    few, many = (by_key(automatic.from_scratch(words._replace(classes=n))) for n in (2, 77))
+    few, many = (by_key(automatic.choose_from_scratch(words._replace(classes=n))) for n in (2, 77))
     assert few == {"train.epochs": 3.0}
     assert many["train.epochs"] > 10
 
@@ -46,7 +46,7 @@ def test_words_and_their_ngrams_are_seen_a_few_times():
 def test_only_a_new_head_freezes_the_embeddings():
     """Those of a language model are its head, too."""
     known = FACTS._replace(new_head=True)
-    reads, writes = (by_key(automatic.fine_tuning(known._replace(task=task))) for task in ("Labels", "Text"))
+    reads, writes = (by_key(automatic.choose_for_fine_tuning(known._replace(task=task))) for task in ("Labels", "Text"))
     assert reads["train.freeze"] == "embed"
     assert writes == {}
 
@@ -62,20 +62,20 @@ def test_choosing_draws_nothing(pairs, tmp_path):
 
 
 def test_the_speed_of_a_device_is_not_that_of_the_cpu():
-    assert automatic.speed("cuda:1") == automatic.SPEED["cuda"]
-    assert automatic.speed("cpu") == automatic.SPEED["cpu"] * torch.get_num_threads()
+    assert automatic.flops_per_second("cuda:1") == automatic.FLOPS_PER_SECOND["cuda"]
+    assert automatic.flops_per_second("cpu") == automatic.FLOPS_PER_SECOND["cpu"] * torch.get_num_threads()
 
 
 def test_wide_models_learn_slower():
-    rates = [by_key(automatic.from_scratch(FACTS._replace(width=w)))["train.lr"] for w in (64, 128, 512, 1024)]
+    rates = [by_key(automatic.choose_from_scratch(FACTS._replace(width=w)))["train.lr"] for w in (64, 128, 512, 1024)]
     assert rates[0] == rates[1] > rates[2] > rates[3] > 0
 
 
 @pytest.mark.parametrize("bound", ["steps", "minutes", "epochs"])
 def test_an_end_that_is_given_stays(bound):
-    assert automatic.end({bound: 3}, False) == []
-    assert by_key(automatic.end({}, False)) == {"train.minutes": automatic.MINUTES}
-    assert by_key(automatic.end({}, True)) == {"train.epochs": automatic.EPOCHS}
+    assert automatic.choose_end({bound: 3}, False) == []
+    assert by_key(automatic.choose_end({}, False)) == {"train.minutes": automatic.DEFAULT_MINUTES}
+    assert by_key(automatic.choose_end({}, True)) == {"train.epochs": automatic.FINE_TUNING_EPOCHS}
 
 
 def test_all_is_told_and_kept(pairs, tmp_path):
@@ -155,7 +155,7 @@ def test_two_vocabularies_are_not_tied(pairs, tmp_path, as_published):
     both = {"tokenizer": "characters,words", "as_published": as_published}
     prepared, _ = make(pairs, tmp_path, "train.steps=3", **both)
     assert prepared.recipe["model"]["tie"] == "target"
-    assert automatic.tie({"vocab": [5, 6], "model": {"tie": "source-target"}})[0].value == "none"
+    assert automatic.choose_tie({"vocab": [5, 6], "model": {"tie": "source-target"}})[0].value == "none"
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(UserError, match="one vocabulary"):
         make(pairs, tmp_path, "train.steps=3", "model.tie=all", **both)
@@ -168,7 +168,7 @@ def test_as_published_without_an_end(pairs, tmp_path):
 
 def test_a_recipe_keeps_what_it_says(tmp_path):
     recipe = recipes.load("gat")
-    assert automatic.end(recipe["train"], False) == []
+    assert automatic.choose_end(recipe["train"], False) == []
 
 
 @pytest.mark.parametrize(
@@ -186,25 +186,25 @@ def test_a_recipe_keeps_what_it_says(tmp_path):
 def test_the_recipe_is_picked_by_the_data(tmp_path, name, lines, recipe, task):
     path = tmp_path / name
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    picked = pick(Given(str(path), None, None, None, None, "refuse"), None)
+    picked = pick(DataArguments(str(path), None, None, None, None, "refuse"), None)
     assert (picked.recipe, picked.task) == (recipe, task)
 
 
 def test_parallel_files_are_pairs(tmp_path):
     for side in ("en", "de"):
         (tmp_path / f"train.{side}").write_text("a line\nanother\n", encoding="utf-8")
-    assert pick(Given(str(tmp_path), "en", "de", None, None, "refuse"), None).recipe == "transformer-preln"
+    assert pick(DataArguments(str(tmp_path), "en", "de", None, None, "refuse"), None).recipe == "transformer-preln"
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="there is no file"):
-        pick(Given(str(tmp_path / "pairs.tsv"), None, None, None, None, "refuse"), None)
+        pick(DataArguments(str(tmp_path / "pairs.tsv"), None, None, None, None, "refuse"), None)
 
 
 def test_a_folder_without_texts(tmp_path):
     (tmp_path / "cat.png").write_bytes(b"x")
     with pytest.raises(UserError, match="vit"):
-        pick(Given(str(tmp_path), None, None, None, None, "refuse"), None)
+        pick(DataArguments(str(tmp_path), None, None, None, None, "refuse"), None)
 
 
 # ----------------------------------------------------------------------------------------------- rules, one by one
@@ -213,19 +213,19 @@ def test_a_folder_without_texts(tmp_path):
 @pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (30, 0.1), (31, 0.2), (100, 0.2), (101, 0.3)])
 def test_dropout_of_language_models_grows_later(passes, rate):
     facts = FACTS._replace(task="Text", passes=passes)
-    assert by_key(automatic.from_scratch(facts))["model.dropout"] == rate
+    assert by_key(automatic.choose_from_scratch(facts))["model.dropout"] == rate
 
 
 @pytest.mark.parametrize(("passes", "rate"), [(1, 0.1), (12, 0.1), (12.1, 0.2), (40, 0.2), (41, 0.3), (1e4, 0.3)])
 def test_dropout_grows_with_the_passes(passes, rate):
-    assert by_key(automatic.from_scratch(FACTS._replace(passes=passes)))["model.dropout"] == rate
+    assert by_key(automatic.choose_from_scratch(FACTS._replace(passes=passes)))["model.dropout"] == rate
 
 
 @pytest.mark.parametrize(
-    ("given", "frozen"), [({}, True), ({"lora": True}, False), ({"examples": automatic.LITTLE}, False)]
+    ("given", "frozen"), [({}, True), ({"lora": True}, False), ({"examples": automatic.SMALL_DATA}, False)]
 )
 def test_embeddings_are_frozen_for_little_data_without_lora(given, frozen):
-    chosen = by_key(automatic.fine_tuning(FACTS._replace(task="Labels", new_head=True, **given)))
+    chosen = by_key(automatic.choose_for_fine_tuning(FACTS._replace(task="Labels", new_head=True, **given)))
     assert ("train.freeze" in chosen) == frozen
 
 

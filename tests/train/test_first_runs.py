@@ -64,7 +64,7 @@ def test_few_texts_are_learned_from(labels, tmp_path):
     answers = made.predict([text for text, _ in unseen])
     right = sum(best[0].text == label for best, (_, label) in zip(answers, unseen, strict=True))
     assert right > 0.9 * len(unseen)
-    assert prepared.trainer.step >= 3 * automatic.LEAST_STEPS
+    assert prepared.trainer.step >= 3 * automatic.MIN_STEPS_PER_EPOCH
     assert "2 labels want 120 steps" in line(said)
 
 
@@ -179,7 +179,7 @@ def test_only_a_head_that_is_new_is_treated_as_new(labels, encoder, tmp_path):
     assert (again.settings.freeze, new.settings.freeze) == (0, "embed")
     assert again.settings.lr == chosen(again)["train.lr"] > 5e-5
     assert again.settings.batch_size == 0
-    assert new.settings.batch_size == automatic.ROWS
+    assert new.settings.batch_size == automatic.FINE_TUNING_BATCH_SIZE
 
 
 # -------------------------------------------------------------------------------------------- what the rules go by

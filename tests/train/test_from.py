@@ -14,7 +14,7 @@ from regard.runs import checkpoint
 from regard.runs.job import Job
 from regard.runs.settings import Settings
 from regard.train.job import resume, start
-from regard.train.levels import freeze, levels, rates
+from regard.train.levels import freeze, levels, lr_scales
 from regard.train.optimizer import Optimizer
 from tests.train.test_killed import run_through, told
 
@@ -113,7 +113,7 @@ def test_without_a_task_it_goes_on_with_its_own(job, folder, tmp_path):
         prepared.train()
         assert type(regard.load(tmp_path / origin)) is type(regard.load(folder / origin))
         assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / origin).items())
-    with pytest.raises(UserError, match="the label 'long' stands nowhere among those of the run"):
+    with pytest.raises(UserError, match="the label 'long' is not among those of the run"):
         start(job("other", task=None), quiet)
 
 
@@ -172,13 +172,13 @@ def test_levels_and_rates(folder):
     assert heights["stack.layers.0.branches.mixer.q.weight"] == (1, 3)
     assert heights["stack.layers.2.branches.mixer.q.weight"] == (3, 1)
     assert heights["stack.norm.inner.weight"] == heights["head.out.weight"] == (4, 0)
-    found = rates(model, 0.5, 3.0)
+    found = lr_scales(model, 0.5, 3.0)
     assert found["embed.table"] == 0.5**4
     assert found["stack.layers.0.branches.mixer.q.weight"] == 0.5**3
     assert found["stack.layers.2.branches.mixer.q.weight"] == 0.5
     assert found["stack.norm.inner.weight"] == 1.0
     assert found["head.out.bias"] == 3.0
-    assert set(rates(model, 1.0, 1.0).values()) == {1.0}
+    assert set(lr_scales(model, 1.0, 1.0).values()) == {1.0}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor"])
@@ -194,7 +194,7 @@ def test_every_layer_moves_at_its_own_rate(folder, optimizer):
             p.grad = torch.ones_like(p)
         made.step(0.01, 1.0)
         moved.append({name: (p.detach() - before[name]).abs().mean() for name, p in model.named_parameters()})
-    wanted = rates(model, 0.5, 4.0)
+    wanted = lr_scales(model, 0.5, 4.0)
     for name, far in moved[1].items():
         torch.testing.assert_close(far, moved[0][name] * wanted[name], rtol=1e-2, atol=1e-6)
 
@@ -219,14 +219,14 @@ def test_what_is_frozen(folder):
         freeze(model_of(folder), 4)
     recipe = json.loads(json.dumps(model_of(folder).recipe))
     recipe["model"]["share"] = "layers"
-    with pytest.raises(UserError, match="one and the same"):
+    with pytest.raises(UserError, match="layers of this model share weights"):
         freeze(regard.build(recipe), 1)
     tied = model_of(folder, "decoder")
     freeze(tied, "body")
     if learning(tied):
         assert all(name.startswith("head.") for name in learning(tied))
     else:
-        with pytest.raises(UserError, match="nothing is left to learn"):
+        with pytest.raises(UserError, match="no parameter is left to train"):
             Optimizer(tied, Settings(steps=1))
 
 
@@ -259,7 +259,7 @@ def test_what_does_not_learn_stays_and_costs_nothing(job, folder, tmp_path, give
     assert all(p.grad is None for p in prepared.model.parameters() if not p.requires_grad)
     loaded = regard.load(tmp_path / "run")
     texts = ["abc", "abcde", "uoi"]
-    made = prepared.task.run(prepared.model, None, prepared.corpus.train.documents)
+    made = prepared.task.make_predictor(prepared.model, None, prepared.corpus.train.documents)
     assert [best[0].score for best in loaded.predict(texts)] == [best[0].score for best in made.predict(texts)]
 
 
@@ -358,10 +358,10 @@ REFUSED = [
     ({"recipe": "transformer"}, "holds another model than 'transformer'"),
     ({"overrides": ["model.width=14"]}, r"embed.table is \(13, 12\) in .*encoder and \(13, 14\) here"),
     ({"overrides": ["model.depth=4"]}, "has no 'stack.layers.3"),
-    ({"overrides": ["model.depth=2"]}, "has 'stack.layers.2.*, which this model has not"),
+    ({"overrides": ["model.depth=2"]}, "has 'stack.layers.2.*, which this model does not have"),
     ({"overrides": ["train.freeze=7"]}, "this model has 3 layers"),
-    ({"overrides": ["train.freeze=body"], "lora": 2}, "none of LoRA's small maps would learn"),
-    ({"overrides": ["train.freeze=3"], "lora": 2}, "none of LoRA's small maps would learn"),
+    ({"overrides": ["train.freeze=body"], "lora": 2}, "freezes all LoRA matrices"),
+    ({"overrides": ["train.freeze=3"], "lora": 2}, "freezes all LoRA matrices"),
     ({"overrides": ["train.freeze=heads"]}, "train.freeze 'heads' is unknown"),
     ({"overrides": ["train.layer_decay=0"]}, "layer_decay must be above 0"),
 ]

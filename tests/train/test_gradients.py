@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core import Context
-from regard.core.embed import look_up
+from regard.core.contracts import look_up
 from regard.native import build
 from regard.ops import accumulate, dispatch
 from regard.ops import cross_entropy as kernel
@@ -31,31 +31,31 @@ def loss(parts, step):
 def test_as_torch_has_them():
     ours, theirs = weights(), weights()
     gradients = Gradients(ours)
-    rooms = [room.data_ptr() for room in gradients.rooms]
+    buffers = [buffer.data_ptr() for buffer in gradients.buffers]
     for step in range(3):
-        gradients.begin()
+        gradients.zero()
         for parameter in theirs:
             parameter.grad = None
         for _ in range(2):  # two parts of a step
             loss(ours, step).backward()
             loss(theirs, step).backward()
-        gradients.end()
-        for mine, other, room in zip(ours, theirs, rooms, strict=True):
+        gradients.drop_unused()
+        for mine, other, buffer in zip(ours, theirs, buffers, strict=True):
             assert (mine.grad is None) == (other.grad is None)
             if other.grad is not None:
                 assert torch.equal(mine.grad, other.grad)
-                assert mine.grad.data_ptr() == room
+                assert mine.grad.data_ptr() == buffer
 
 
 def test_what_others_have_made_is_added():
     ours = weights()
     gradients = Gradients(ours)
-    gradients.begin()
+    gradients.zero()
     loss(ours, 0).backward()
     before = ours[0].grad.clone()
     gradients.add(0, torch.ones(3, 4))
     gradients.add(2, torch.ones(2))
-    gradients.end()
+    gradients.drop_unused()
     assert torch.equal(ours[0].grad, before + 1)
     assert ours[1].grad is None
     assert ours[2].grad.tolist() == [1, 1]
@@ -84,19 +84,19 @@ def test_added_up_where_they_are_made(monkeypatch, own, bend, smoothing):
     if known is not None:
         monkeypatch.setattr(known, "multiplies", own)
         monkeypatch.setattr(dispatch, "LEAST_WORK", 1)
-    monkeypatch.setattr(kernel, "ROWS", 16)
+    monkeypatch.setattr(kernel, "MAX_ROWS", 16)
     ours, theirs = Small(bend), Small(bend)
     gradients = Gradients(list(ours.parameters()))
     for step in range(2):
         torch.manual_seed(step)
         parts = [(torch.randint(50, (3, 9)), torch.randint(50, (3, 9))) for _ in range(2)]
-        gradients.begin()
+        gradients.zero()
         theirs.zero_grad()
         for tokens, targets in parts:
             with accumulate.accumulate_into(gradients, 1 / 7):
                 (ours(tokens, targets, smoothing) / 7).backward()
             (theirs(tokens, targets, smoothing) / 7).backward()
-        gradients.end()
+        gradients.drop_unused()
         for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
     assert accumulate.buffer_for(ours.table) == (1.0, None)
@@ -109,7 +109,7 @@ def test_rows_of_what_is_no_parameter():
     """Such as a table that is made of one: its gradient goes on to that."""
     table = torch.nn.Parameter(torch.randn(20, 3))
     gradients = Gradients([table])
-    gradients.begin()
+    gradients.zero()
     numbers, weights = torch.tensor([[3, 7, 3]]), torch.randn(1, 3, 3)
     with accumulate.accumulate_into(gradients, 1.0):
         (look_up(2 * table, numbers, "tokens") * weights).sum().backward()
@@ -120,7 +120,7 @@ def test_rows_of_what_is_no_parameter():
 def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
     model = Small("relu")
     gradients = Gradients(list(model.parameters()))
-    gradients.begin()
+    gradients.zero()
     tokens = torch.randint(50, (2, 5))
     with accumulate.accumulate_into(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
         model(tokens, tokens, 0.0).backward()

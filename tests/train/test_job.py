@@ -258,7 +258,7 @@ def test_dev_loss_by_hand(language):
     prepared = start(language(), quiet)
     dev, model = prepared.trainer.evaluate, prepared.model.eval()
     text = np.fromfile(prepared.folder / "data" / "dev.ids", np.int32)
-    before = regard.tasks.run.Run(model, prepared.task.source, prepared.task.target, documents=False).opening[-1]
+    before = regard.tasks.run.Run(model, prepared.task.source, prepared.task.target, documents=False).decoder_prefix[-1]
     total = 0.0
     with torch.no_grad():
         for begin in range(0, len(text), 20):
@@ -271,7 +271,7 @@ def test_dev_loss_by_hand(language):
 def test_checkpoints_are_checked_by_anyone(job, tmp_path):
     """In the form of the program sha256sum."""
     start(job(), quiet).train()
-    newest = checkpoint.found(tmp_path / "run" / "checkpoints")[-1]
-    assert (newest / "SHA256SUMS").read_text() == checkpoint.sums(
+    newest = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    assert (newest / "SHA256SUMS").read_text() == checkpoint.sha256_sums(
         newest, ["model.safetensors", "trainer.safetensors", "trainer.json"]
     )

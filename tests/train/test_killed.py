@@ -47,8 +47,8 @@ def test_killed_again_and_again(job, tmp_path):
     assert min(killed.values()) > 0
     whole, again = tmp_path / "whole", tmp_path / "killed"
     assert (whole / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-    names = [path.name for path in checkpoint.found(whole / "checkpoints")]
-    assert names == [path.name for path in checkpoint.found(again / "checkpoints")]
+    names = [path.name for path in checkpoint.list_checkpoints(whole / "checkpoints")]
+    assert names == [path.name for path in checkpoint.list_checkpoints(again / "checkpoints")]
     for name in names:
         for file in ("model.safetensors", "trainer.safetensors"):
             mine, yours = (load_file(run / "checkpoints" / name / file) for run in (whole, again))

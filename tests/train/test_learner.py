@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.data import IGNORE, Batch, Feed
+from regard.data import IGNORE, Batch, ResumableBatches
 from regard.parts.objectives.next_token import NextToken
 from regard.runs.settings import Settings
 from regard.train.learner import Learner
@@ -40,7 +40,7 @@ def test_accumulation_is_one_large_batch(model):
     taken = []
     for accumulate, batches in ((1, [batch(*small, *large)]), (2, [batch(*small), batch(*large)])):
         settings = Settings(gradient_accumulation=accumulate, max_grad_norm=0, label_smoothing=0.1)
-        learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(*batches)), settings)
+        learner = Learner(model(dropout=0.0).double(), NextToken(0.1), ResumableBatches(Given(*batches)), settings)
         assert learner.advance(lambda: 0.01)
         taken.append((gradients(learner.model), learner.loss, learner.tokens))
     (one, loss, tokens), (other, same_loss, same_tokens) = taken
@@ -55,15 +55,15 @@ def test_speed_counts_the_tokens_that_are_read(model):
     pair = batch([3, 4, 5], [6, 7])
     source_valid = torch.tensor([[True, True, True, True], [True, False, False, False]])
     source = torch.full((2, 4), 5)
-    assert pair.inputs == 5
-    assert pair._replace(source=source, source_valid=source_valid).inputs == 5 + 5
-    assert pair._replace(valid=None, source=source).inputs == 6 + 8
+    assert pair.input_tokens == 5
+    assert pair._replace(source=source, source_valid=source_valid).input_tokens == 5 + 5
+    assert pair._replace(valid=None, source=source).input_tokens == 6 + 8
     labelled = Batch(pair.tokens, torch.tensor([0, 1]), pair.valid, count=2)
-    assert labelled.inputs == 5
+    assert labelled.input_tokens == 5
     pictures = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1]), count=2)
-    assert pictures.inputs == 2
+    assert pictures.input_tokens == 2
     asked_once = pair._replace(targets=torch.full_like(pair.targets, IGNORE).index_fill(1, torch.tensor(0), 4), count=2)
-    learner = Learner(model(), NextToken(), Feed(Given(asked_once)), Settings(gradient_accumulation=2))
+    learner = Learner(model(), NextToken(), ResumableBatches(Given(asked_once)), Settings(gradient_accumulation=2))
     assert learner.advance(lambda: 0.01)
     assert learner.tokens == 4
     assert [count for _, count in learner.recent] == [10]
@@ -73,12 +73,14 @@ def test_parts_are_one_batch(model, monkeypatch):
     """On a CPU a batch goes through the model in parts; the gradient is that of all."""
     rows, found = ([3, 4, 5], [6], [7, 8, 9, 10], [11, 12]), []
     for most in (1, 5, 1000):
-        monkeypatch.setattr("regard.train.learner.PART", 0)
-        monkeypatch.setattr("regard.train.learner.FEWEST", most)
+        monkeypatch.setattr("regard.train.learner.MICRO_BATCH_WORK", 0)
+        monkeypatch.setattr("regard.train.learner.MIN_MICRO_BATCH", most)
         settings = Settings(max_grad_norm=0.0, lr=1.0, schedule="constant", warmup=0, optimizer="adam")
-        learner = Learner(model(dropout=0.0).double(), NextToken(0.1), Feed(Given(batch(*rows))), settings)
-        learn, seen = learner._learn, []
-        learner._learn = lambda part, count, learn=learn, seen=seen: seen.append(len(part.tokens)) or learn(part, count)
+        learner = Learner(model(dropout=0.0).double(), NextToken(0.1), ResumableBatches(Given(batch(*rows))), settings)
+        learn, seen = learner._backward, []
+        learner._backward = lambda part, count, learn=learn, seen=seen: (
+            seen.append(len(part.tokens)) or learn(part, count)
+        )
         assert learner.advance(lambda: 0.0)
         assert sum(seen) == 4
         found.append((len(seen), learner.loss, gradients(learner.model)))
@@ -91,7 +93,10 @@ def test_parts_are_one_batch(model, monkeypatch):
 
 def test_loss_per_token(model):
     learner = Learner(
-        model(dropout=0.0), NextToken(0.3), Feed(Given(batch([3, 4, 5], [6]))), Settings(label_smoothing=0.3)
+        model(dropout=0.0),
+        NextToken(0.3),
+        ResumableBatches(Given(batch([3, 4, 5], [6]))),
+        Settings(label_smoothing=0.3),
     )
     one = batch([3, 4, 5], [6])
     p = model(dropout=0.0)(one.tokens, one.valid).log_softmax(-1)
@@ -126,7 +131,7 @@ def test_extra_losses_are_weighed_by_tokens(model):
         learner = Learner(
             model(dropout=0.0, layer=layer),
             NextToken(),
-            Feed(Given(*batches)),
+            ResumableBatches(Given(*batches)),
             Settings(gradient_accumulation=len(batches), max_grad_norm=0),
         )
         learner.advance(lambda: 0.0)
@@ -136,7 +141,7 @@ def test_extra_losses_are_weighed_by_tokens(model):
     for name in taken[0]:
         torch.testing.assert_close(*(grads[name] for grads in taken))
     without = Learner(model(dropout=0.0, layer=[layer[0] | {"feedforward": experts | {"balance": 0.0}}]), NextToken(),
-                      Feed(Given(rows)), Settings(max_grad_norm=0))  # fmt: skip
+                      ResumableBatches(Given(rows)), Settings(max_grad_norm=0))  # fmt: skip
     without.advance(lambda: 0.0)
     assert not torch.equal(gradients(without.model)[router], taken[0][router])
 
@@ -148,7 +153,9 @@ def test_bfloat16(model):
     for precision in ("float32", "bfloat16"):
         one = model(dropout=0.0)
         one.stack.layers[0].branches["feedforward"].into.register_forward_hook(lambda m, x, y: seen.append(y.dtype))
-        learner = Learner(one, NextToken(0.1), Feed(Given(batch([3, 4, 5], [6]))), Settings(precision=precision))
+        learner = Learner(
+            one, NextToken(0.1), ResumableBatches(Given(batch([3, 4, 5], [6]))), Settings(precision=precision)
+        )
         for _ in range(3):
             assert learner.advance(lambda: 0.01)
         losses.append(learner.loss)
@@ -165,7 +172,7 @@ def test_the_same_steps_follow(model, feed):
     one = Learner(model(0), NextToken(), feed(), settings)
     for _ in range(7):
         one.advance(lambda: 0.01)
-    with one.ema.inside():
+    with one.ema.swapped_in():
         tensors, numbers = one.state()
         tensors = {name: t.clone() for name, t in tensors.items()}
         weights = {name: t.clone() for name, t in one.model.state_dict().items()}
@@ -199,7 +206,7 @@ def test_the_place_is_after_what_was_learned(model, feed):
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_checkpointing_is_passed_on(model, feed, checkpointing):
     learner = Learner(model(), NextToken(), feed(), Settings(gradient_checkpointing=checkpointing))
-    assert learner.model.stack.recompute is checkpointing
+    assert learner.model.stack.gradient_checkpointing is checkpointing
 
 
 def test_nothing_changes_when_the_loss_is_not_finite(model):
@@ -208,7 +215,7 @@ def test_nothing_changes_when_the_loss_is_not_finite(model):
         return found._replace(loss=found.loss * float("nan")) if bool((batch.targets == 9).any()) else found
 
     batches = Given(batch([3, 4]), batch([9, 4]), batch([5, 4]))
-    learner = Learner(model(), objective, Feed(batches), Settings(ema=0.5))
+    learner = Learner(model(), objective, ResumableBatches(batches), Settings(ema=0.5))
     assert learner.advance(lambda: 0.01)
     before = [p.detach().clone() for p in learner.model.parameters()]
     assert not learner.advance(lambda: 0.01)

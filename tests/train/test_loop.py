@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard import UserError
-from regard.metrics import HIGHER_IS_BETTER, KNOWN
+from regard.metrics import ANSWER_METRICS, HIGHER_IS_BETTER
 from regard.runs import checkpoint
 from regard.train import loop
 from regard.train.loop import Trainer
@@ -18,7 +18,7 @@ def table(model):
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 def lines(run, kind):
@@ -144,7 +144,7 @@ def test_a_new_best_is_kept_at_once(trainer, tmp_path):
 
 def test_after_five_minutes(trainer, tmp_path, monkeypatch):
     """A checkpoint out of turn, which goes away when the next one comes."""
-    monkeypatch.setattr(loop, "RESCUE", -1.0)
+    monkeypatch.setattr(loop, "MAX_UNSAVED_SECONDS", -1.0)
     seen = []
     one = trainer(tmp_path / "run", steps=5, save_steps=4, keep_checkpoints=1)
     one.report = lambda progress: seen.append(names(tmp_path / "run"))
@@ -169,7 +169,7 @@ def test_the_best_is_what_it_ends_with(trainer, tmp_path, name):
 
 
 def test_directions_are_known():
-    assert {*KNOWN, "next_sentence"} > HIGHER_IS_BETTER
+    assert {*ANSWER_METRICS, "next_sentence"} > HIGHER_IS_BETTER
     assert not hasattr(Trainer, "HIGHER_IS_BETTER")
 
 
@@ -340,7 +340,7 @@ def test_early_stopping_can_be_overruled(trainer, tmp_path):
     again = trainer(tmp_path / "run", **given)
     again.train()
     assert again.step == 9
-    more = trainer(tmp_path / "run", **given, patient=True)
+    more = trainer(tmp_path / "run", **given, reset_patience=True)
     more.evaluate = Judge(*range(10))
     more.train()
     assert more.step == 15

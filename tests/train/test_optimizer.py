@@ -5,7 +5,7 @@ import torch
 
 from regard import UserError
 from regard.runs.settings import OPTIMIZERS, Settings
-from regard.train.muon import Muon, orthogonal
+from regard.train.muon import Muon, orthogonalize
 from regard.train.optimizer import Optimizer
 
 
@@ -108,7 +108,7 @@ def test_clips(model, clip, wanted):
 
 def test_muon_takes_the_maps(model):
     one = model()
-    muon, adamw = Optimizer(one, Settings(optimizer="muon")).parts
+    muon, adamw = Optimizer(one, Settings(optimizer="muon")).optimizers
     names = {id(p): name for name, p in one.named_parameters()}
     taken = {names[id(p)] for group in muon.param_groups for p in group["params"]}
     rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
@@ -119,7 +119,7 @@ def test_muon_takes_the_maps(model):
 
 def test_of_another_model(model):
     optimizer = Optimizer(model(), Settings())
-    with pytest.raises(UserError, match="knows 'elsewhere'"):
+    with pytest.raises(UserError, match="it has 'elsewhere'"):
         optimizer.restore({"elsewhere/step": torch.tensor(1.0)})
 
 
@@ -143,14 +143,14 @@ def test_orthogonal():
     """The rounds as they are written in the paper, matrix by matrix; nothing comes of nothing."""
     rng = torch.Generator().manual_seed(0)
     matrices = [torch.randn(shape, generator=rng) for shape in ((6, 6), (6, 15), (15, 6), (6, 40))]
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
         x = matrix.double() / matrix.double().norm()
         for _ in range(5):
             gram = x @ x.T
             x = 3.4445 * x - (4.7750 * gram - 2.0315 * gram @ gram) @ x
         torch.testing.assert_close(found.double(), x, rtol=1e-4, atol=1e-4)
         assert torch.linalg.svdvals(found).max() < 1.3
-    assert orthogonal([torch.zeros(3, 4)])[0].eq(0).all()
+    assert orthogonalize([torch.zeros(3, 4)])[0].eq(0).all()
 
 
 def test_muon_as_torch():

@@ -43,7 +43,7 @@ def learned(model, recompute):
     """Gradients, buffers, the next random number, and how often a layer ran, after two steps."""
     for module in model.modules():
         if isinstance(module, Stack):
-            module.recompute = recompute
+            module.gradient_checkpointing = recompute
     calls = []
     for module in model.modules():
         if isinstance(module, Layer):
@@ -99,13 +99,13 @@ def kept(run):
 
 def test_less_is_kept_by_an_encoder_that_hands_on_its_states():
     plain, again = encoder_decoder("seq2seq-bahdanau"), encoder_decoder("seq2seq-bahdanau")
-    again.encoder.recompute = True
+    again.encoder.gradient_checkpointing = True
     assert kept(again.encode) < 0.4 * kept(plain.encode)
 
 
 def test_less_is_kept():
     plain, again = decoder("pre"), decoder("pre")
-    again.stack.recompute = True
+    again.stack.gradient_checkpointing = True
     assert kept(again) < 0.4 * kept(plain)
     again.eval()
     assert kept(again) == kept(plain.eval()), "only in training"

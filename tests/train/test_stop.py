@@ -21,7 +21,7 @@ def judge(model):
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +130,9 @@ def test_what_was_ignored_stays_ignored():
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         stop = Stop()
-        with stop.listening():
+        with stop.catch_signals():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop.asked
+            assert not stop.requested
     finally:
         signal.signal(signal.SIGHUP, old)
 
@@ -148,9 +148,9 @@ def test_outside_the_main_thread(trainer):
 
 def test_asked_before_something_long():
     stop = Stop()
-    with stop.listening():
+    with stop.catch_signals():
         os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Stopped), stop.breakable():
+        with pytest.raises(Stopped), stop.interruptible():
             raise AssertionError
 
 

@@ -14,18 +14,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from regard import UserError
-from regard.data import Feed
+from regard.data import ResumableBatches
 from regard.parts.objectives.next_token import NextToken
 from regard.runs import checkpoint
 from regard.train import journal
-from regard.train.average import mean as average_of
+from regard.train.average import average_checkpoints
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 RUST = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
 def names(run):
-    return [path.name for path in checkpoint.found(run / "checkpoints")]
+    return [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")]
 
 
 def weights(trainer):
@@ -44,7 +44,7 @@ WRITES = {
     "save_model": RUST,
     "save_file": RUST,
     "Path.write_text": FULL,
-    "sums": FULL,
+    "sha256_sums": FULL,
     "sync": FULL,
     "Path.rename": FULL,
 }
@@ -167,10 +167,10 @@ def test_a_damaged_checkpoint(trainer, tmp_path, file, damage):
 
 def test_all_are_damaged(trainer, tmp_path):
     trainer(tmp_path, steps=8, save_steps=4).train()
-    for path in checkpoint.found(tmp_path / "checkpoints"):
+    for path in checkpoint.list_checkpoints(tmp_path / "checkpoints"):
         shutil.rmtree(path)
         path.mkdir()
-    with pytest.raises(UserError, match=r"there is no SHA256SUMS, and no other in .* is whole"):
+    with pytest.raises(UserError, match=r"there is no SHA256SUMS, and no other in .* is intact"):
         trainer(tmp_path).train()
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_one_at_the_end(trainer, tmp_path, average):
     assert "is damaged" in said[0]
     assert "the model is made without it" in said[0]
     files = [tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors" for step in (8, 12)]
-    wanted = average_of(files if average else files[1:])
+    wanted = average_checkpoints(files if average else files[1:])
     assert all(torch.equal(t, wanted[name]) for name, t in load_file(tmp_path / "model.safetensors").items())
 
 
@@ -212,17 +212,17 @@ def test_the_last_one_although_another_was_better(trainer, tmp_path):
 def test_a_damaged_final_model(trainer, tmp_path, damage):
     """It is refused, and going on with the run makes it anew."""
     trainer(tmp_path, steps=8, save_steps=4).train()
-    final = checkpoint.finished(tmp_path)
+    final = checkpoint.final_weights(tmp_path)
     whole = final.read_bytes()
     damage(final)
     with pytest.raises(
         UserError, match=r"model\.safetensors is damaged.* anew of its checkpoints: regard train --resume"
     ):
-        checkpoint.finished(tmp_path)
+        checkpoint.final_weights(tmp_path)
     trainer(tmp_path, steps=8, save_steps=4).train()
-    assert checkpoint.finished(tmp_path).read_bytes() == whole
+    assert checkpoint.final_weights(tmp_path).read_bytes() == whole
     final.unlink()
-    assert checkpoint.finished(tmp_path) is None
+    assert checkpoint.final_weights(tmp_path) is None
 
 
 def test_of_another_model(trainer, model, tmp_path):
@@ -280,7 +280,7 @@ def test_a_loss_that_is_not_finite(trainer, feed, tmp_path):
     one = trainer(run, steps=12, save_steps=4, objective=bad_after(6), say=said.append, ema=0.9)
     one.train()
     assert said == ["the loss was not finite at step 7: back to step 4, without the batches that led there"]
-    without = Feed(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
+    without = ResumableBatches(Without(feed().batches, (0, 4), (0, 5), (0, 6)))
     other = trainer(tmp_path / "other", steps=12, save_steps=4, feed=without, ema=0.9)
     other.train()
     assert torch.equal(weights(one), weights(other))
@@ -292,7 +292,7 @@ def test_back_to_what_was_due(trainer, tmp_path, monkeypatch):
     """Not to a checkpoint that happens to be there because somebody stopped the run."""
     runs = []
     for name, rescue in (("one", -1.0), ("other", 300.0)):
-        monkeypatch.setattr("regard.train.loop.RESCUE", rescue)
+        monkeypatch.setattr("regard.train.loop.MAX_UNSAVED_SECONDS", rescue)
         runs.append(trainer(tmp_path / name, steps=12, save_steps=4, objective=bad_after(6)))
         runs[-1].train()
     assert torch.equal(weights(runs[0]), weights(runs[1]))
@@ -302,13 +302,13 @@ def test_back_to_what_was_due(trainer, tmp_path, monkeypatch):
 def test_it_is_given_up(trainer, tmp_path, monkeypatch, rescue):
     """When it goes wrong again and again, though there were good steps and checkpoints out of turn between; what was
     good is still there, and nothing else."""
-    monkeypatch.setattr("regard.train.loop.RESCUE", rescue)
+    monkeypatch.setattr("regard.train.loop.MAX_UNSAVED_SECONDS", rescue)
     said = []
 
     def say(sentence):
         said.append(names(tmp_path))
 
-    with pytest.raises(UserError, match=r"not finite at step \d, and 5 attempts before .* lower train.lr"):
+    with pytest.raises(UserError, match=r"not finite at step \d, as in 5 attempts before: lower train.lr"):
         trainer(tmp_path, steps=50, save_steps=5, objective=bad_every(3, after=5), say=say).train()
     assert said == [["step-00000000", "step-00000005"]] * 5
     again = trainer(tmp_path, steps=12, save_steps=5)
@@ -335,7 +335,7 @@ def test_weights_that_are_not_finite(trainer, tmp_path):
             with torch.no_grad():
                 one.model.embed.table[3] = float("inf")
 
-    one.learner.ema.follow = spoil
+    one.learner.ema.update = spoil
     one.train()
     assert said == ["the weights were not finite after step 8: back to step 4, without the batches that led there"]
     assert one.learner.all_finite()
@@ -346,9 +346,9 @@ def test_without_a_folder(trainer):
     said = []
     one = trainer(steps=12, objective=bad_after(6, often=3), say=said.append)
     one.train()
-    assert said == ["the loss was not finite at step 7: that batch is left out"] * 3
+    assert said == ["the loss was not finite at step 7: that batch is skipped"] * 3
     assert one.step == 12
-    with pytest.raises(UserError, match="not finite at step 4, and 5 attempts"):
+    with pytest.raises(UserError, match="not finite at step 4, as in 5 attempts"):
         trainer(steps=12, objective=bad_after(3, often=6)).train()
     now_and_then = trainer(steps=24, objective=bad_every(3))
     now_and_then.train()
@@ -375,14 +375,14 @@ def test_in_use(trainer, tmp_path):
 
 
 def test_a_lock_without_anything_else_goes_away(tmp_path):
-    with pytest.raises(UserError), checkpoint.alone(tmp_path / "new"):
+    with pytest.raises(UserError), checkpoint.locked(tmp_path / "new"):
         raise UserError("no")
     assert not (tmp_path / "new").exists()
-    with checkpoint.alone(tmp_path / "new"):
+    with checkpoint.locked(tmp_path / "new"):
         pass
     assert (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written to"), checkpoint.alone(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot be written to"), checkpoint.locked(tmp_path / "file"):
         pass
 
 
@@ -403,8 +403,8 @@ def test_what_a_kill_left_is_cleared_away(tmp_path):
 def test_mean_of_files(tmp_path):
     for i, value in enumerate((1.0, 2.0, 6.0)):
         tensors = {"a": torch.full((2, 3), value), "n": torch.tensor(i)}
-        checkpoint.put(tmp_path / f"{i}.safetensors", tensors)
-    found = average_of([tmp_path / f"{i}.safetensors" for i in range(3)])
+        checkpoint.write_atomically(tmp_path / f"{i}.safetensors", tensors)
+    found = average_checkpoints([tmp_path / f"{i}.safetensors" for i in range(3)])
     assert torch.equal(found["a"], torch.full((2, 3), 3.0))
     assert int(found["n"]) == 2
 
@@ -413,10 +413,10 @@ def test_half_a_line_is_forgotten(tmp_path):
     path = tmp_path / "metrics.jsonl"
     told = '{"step": 1, "loss": 3.0}\n{"step": 2, "dev": {"loss": 2.0}}\n'
     path.write_text(told + '{"step": 2, "final": {}}\n{"step": 3}\n')
-    journal.forget(path, 2)
+    journal.truncate_after(path, 2)
     assert path.read_text() == told
     for half in ('{"step": 2, "lo', '{"step": 2}'):
         path.write_text(told + half)
-        journal.forget(path, 9)
+        journal.truncate_after(path, 9)
         assert path.read_text() == told
-    journal.forget(tmp_path / "nothing", 3)
+    journal.truncate_after(tmp_path / "nothing", 3)

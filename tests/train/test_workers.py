@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for L
 @pytest.fixture(autouse=True)
 def spread(monkeypatch):
     """Whatever the size of a batch."""
-    monkeypatch.setattr("regard.train.learner.SPREAD", 1)
+    monkeypatch.setattr("regard.train.learner.MIN_WORK_FOR_WORKERS", 1)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_same_steps_follow(model, learner, cores):
     one = learner(model(dropout=0.3), ema=0.9)
     for _ in range(2):
         one.advance(lambda: 1e-2)
-    with one.ema.inside():
+    with one.ema.swapped_in():
         tensors, numbers = one.state()
         kept = {name: value.clone() for name, value in tensors.items()}, numbers
         weights = {name: value.clone() for name, value in one.model.state_dict().items()}
@@ -100,14 +100,14 @@ def test_an_error_is_told(model, learner, cores, monkeypatch, raised, told):
     """One for the user as it is, another with the place where it was."""
     cores(2)
     one, here = learner(model(dropout=0.0)), os.getpid()
-    learn = one._learn
+    learn = one._backward
 
     def fails(part, count):
         if os.getpid() != here:
             raise raised("a strange batch")
         return learn(part, count)
 
-    monkeypatch.setattr(one, "_learn", fails)
+    monkeypatch.setattr(one, "_backward", fails)
     with pytest.raises(told, match="a strange batch"):
         one.advance(lambda: 1e-2)
     assert torch.get_num_threads() == 2
@@ -163,7 +163,7 @@ def alive(pid: int) -> bool:
 
 
 def test_small_steps_are_left_to_one(model, learner, cores, monkeypatch):
-    monkeypatch.setattr("regard.train.learner.SPREAD", 1 << 40)
+    monkeypatch.setattr("regard.train.learner.MIN_WORK_FOR_WORKERS", 1 << 40)
     cores(2)
     one = learner(model(dropout=0.0))
     one.advance(lambda: 1e-2)
@@ -181,8 +181,8 @@ def test_shared_numbers_are_the_same():
 @pytest.fixture
 def impatient(monkeypatch):
     """Without the two minutes."""
-    monkeypatch.setattr("regard.machine.SILENCE", 3.0)
-    monkeypatch.setattr("regard.machine.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("regard.machine.MAX_IDLE", 3.0)
+    monkeypatch.setattr("regard.machine.POLL_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize("stopped", [[0], [1], [0, 1]])
@@ -208,7 +208,7 @@ from regard import machine
 from regard.cli import main
 from regard.train import workers, learner
 
-machine.SILENCE, machine.LOOK_EVERY, learner.SPREAD = 3.0, 0.1, 1
+machine.SILENCE, machine.LOOK_EVERY, learner.MIN_WORK_FOR_WORKERS = 3.0, 0.1, 1
 scatter, steps = workers.Workers.scatter, iter(range(99))
 
 def given(self, *arguments):

@@ -1,14 +1,13 @@
-"""ALBERT: one layer is used again and again, and a narrow embedding is mapped to the width."""
+"""ALBERT: all layers share one layer's weights, and a narrow embedding is projected to the width."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 
-from regard.convert.encoder import Encoder
-from regard.convert.encoder import labels as count
+from regard.convert.encoder import Encoder, label_count
 from regard.convert.family import Config
-from regard.convert.rules import Key, Rule, both
+from regard.convert.rules import Key, Rule, weight_and_bias
 from regard.core import UserError
 from regard.files import recipe
 
@@ -21,20 +20,20 @@ class Albert(Encoder):
         "AlbertForSequenceClassification": "classify", "AlbertForTokenClassification": "tag",
     }  # fmt: skip
     architectures = tuple(heads)
-    inside = "albert."
+    body_prefix = "albert."
     layer = "encoder.albert_layer_groups.0.albert_layers.{}"
-    inner = {
+    layer_names = {
         "branches.mixer.q": "attention.query", "branches.mixer.k": "attention.key",
         "branches.mixer.v": "attention.value", "branches.mixer.out": "attention.dense",
         "wiring.norms.0.inner": "attention.LayerNorm", "branches.feedforward.into": "ffn",
         "branches.feedforward.out": "ffn_output", "wiring.norms.1.inner": "full_layer_layer_norm",
     }  # fmt: skip
-    top = {
+    vocabulary_names = {
         "into": "predictions.dense", "norm": "predictions.LayerNorm", "table": "predictions.decoder",
         "bias": "predictions.bias",
     }  # fmt: skip
-    labels = {"into": ".pooler", "out": "classifier"}
-    pair = {"into": ".pooler", "out": "sop_classifier.classifier"}
+    classifier_names = {"into": ".pooler", "out": "classifier"}
+    pair_names = {"into": ".pooler", "out": "sop_classifier.classifier"}
     pooler = "pooler"
     dropout = "classifier_dropout_prob"
     defaults = {
@@ -48,11 +47,11 @@ class Albert(Encoder):
         Key("embedding_size", "model.embed.dim"),
         Key("max_position_embeddings", "model.embed.position.length"),
     )
-    only = Encoder.only | {"num_hidden_groups": 1}
+    required_values = Encoder.required_values | {"num_hidden_groups": 1}
     ignored = (r"embeddings\.position_ids$", r"^(albert\.)?pooler\.", r"^predictions\.", r"^sop_classifier\.")
 
-    def pairs(self, config: Config) -> int:
-        return count(config)
+    def pair_classes(self, config: Config) -> int:
+        return label_count(config)
 
     def recipe(self, config: Config) -> recipe.Recipe:
         made, several = super().recipe(config), config["inner_group_num"]
@@ -76,7 +75,7 @@ class Albert(Encoder):
 
     def embedding(self, config: Config, at: str) -> Iterator[Rule]:
         yield from super().embedding(config, at)
-        yield from both("embed.up", f"{at}encoder.embedding_hidden_mapping_in")
+        yield from weight_and_bias("embed.up", f"{at}encoder.embedding_hidden_mapping_in")
 
     def layers(self, config: Config, at: str) -> Iterator[Rule]:
         return super().layers({"num_hidden_layers": config["inner_group_num"]}, at)

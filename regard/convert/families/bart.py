@@ -1,11 +1,11 @@
-"""BART, and mBART, which has its norms before the branches: a layer's parts under the names that fairseq gave them."""
+"""BART, and mBART, which is pre-norm. The names of a layer's tensors are those of fairseq."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from regard.convert.family import Config, Family, dig, put
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
+from regard.convert.family import Config, Family, get_path, set_path
+from regard.convert.rules import ACTIVATIONS, Key, Rule, reshaped, same, weight_and_bias
 from regard.core import UserError
 from regard.files import recipe
 
@@ -15,7 +15,7 @@ TIES = {(True, True): "all", (True, False): "source-target", (False, True): "tar
 
 
 class Bart(Family):
-    """two_tables: the sides may have a table each, and the output be tied to the target's all the same."""
+    """BART. two_tables: source and target may have different tables while the output is tied to the target's."""
 
     two_tables = False
     recipe_name = "bart"
@@ -45,28 +45,29 @@ class Bart(Family):
         Key("activation_dropout", (f"{ENCODER}.feedforward.hidden_dropout", f"{DECODER}.feedforward.hidden_dropout")),
         Key("scale_embedding", "model.embed.scale"),
     )  # fmt: skip
-    only = {"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False}
+    required_values = {"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False}
     ignored = (r"^(model\.)?(encoder|decoder)\.version$", r"^(model\.)?shared\.weight$")  # where nobody reads it
 
-    def seen(self, config: Config, names: Collection[str]) -> Config:
-        """Whether there is a head, and, where nothing is tied, whether the two sides have tables of their own."""
+    def config_from_tensors(self, config: Config, names: Collection[str]) -> Config:
+        """Return whether there is a head, and, where nothing is tied, whether source and target have different
+        tables."""
         bare = "encoder.layers.0.fc1.weight" in names
-        told: Config = {"architectures": [self.architectures[1]]} if bare else {}
+        extra: Config = {"architectures": [self.architectures[1]]} if bare else {}
         own = f"{'' if bare else 'model.'}encoder.embed_tokens.weight" in names
         if config.get("tie_word_embeddings") is False and own:
-            told["share_encoder_decoder_embeddings"] = False
-        return told
+            extra["share_encoder_decoder_embeddings"] = False
+        return extra
 
     def recipe(self, config: Config) -> recipe.Recipe:
         made = super().recipe(config)
         tied = config["tie_word_embeddings"] or self._bare(config)  # without a head, nothing else says what is right
-        put(made, "model.tie", TIES[config.get("share_encoder_decoder_embeddings", True), tied])
-        put(made, "model.head.bias", None if self._bare(config) else True)
+        set_path(made, "model.tie", TIES[config.get("share_encoder_decoder_embeddings", True), tied])
+        set_path(made, "model.head.bias", None if self._bare(config) else True)
         return made
 
     def config(self, made: recipe.Recipe) -> Config:
-        config, bare = super().config(made), not dig(made, "model.head.bias")
-        share, tied = next(pair for pair, name in TIES.items() if name == dig(made, "model.tie", "none"))
+        config, bare = super().config(made), not get_path(made, "model.head.bias")
+        share, tied = next(pair for pair, name in TIES.items() if name == get_path(made, "model.tie", "none"))
         if not (share or self.two_tables or bare) and tied:
             raise UserError(f"model.tie is 'target', and a {self.model_type} has only all, source-target, none")
         config |= {name: config[name] or 0.0 for name in ("attention_dropout", "activation_dropout")}
@@ -77,9 +78,9 @@ class Bart(Family):
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
         at = "" if self._bare(config) else "model."
-        yield from self.tables(config, at, names)
+        yield from self.table_rules(config, at, names)
         for ours, theirs in (("source_embed", "encoder"), ("embed", "decoder")):
-            yield from self.places(config, ours, f"{at}{theirs}")
+            yield from self.embedding_rules(config, ours, f"{at}{theirs}")
         for ours, theirs in (("encoder", "encoder"), ("stack", "decoder")):
             yield from layers(ours, f"{at}{theirs}", config[f"{theirs}_layers"])
         if self._bare(config):
@@ -87,10 +88,11 @@ class Bart(Family):
         if not config["tie_word_embeddings"]:
             yield same("head.table", "lm_head.weight")
         vocab = config.get("decoder_vocab_size") or config["vocab_size"]
-        yield shaped("head.bias", "final_logits_bias", (vocab,), (1, vocab))
+        yield reshaped("head.bias", "final_logits_bias", (vocab,), (1, vocab))
 
-    def tables(self, config: Config, at: str, names: Collection[str]) -> Iterator[Rule]:
-        """Of the tokens. Where nothing is tied, newer versions want all three names, and do not look at the first."""
+    def table_rules(self, config: Config, at: str, names: Collection[str]) -> Iterator[Rule]:
+        """Yield the rules of the embedding tables. Where nothing is tied, newer versions of transformers want all three
+        names, and do not use the first."""
         share = config.get("share_encoder_decoder_embeddings", True)
         if share or not names:
             yield same("embed.table", f"{at}shared.weight")
@@ -100,10 +102,10 @@ class Bart(Family):
             if not names or f"{at}{side}.embed_tokens.weight" in names:
                 yield same(ours, f"{at}{side}.embed_tokens.weight")
 
-    def places(self, config: Config, ours: str, theirs: str) -> Iterator[Rule]:
-        """What an embed has besides its table."""
+    def embedding_rules(self, config: Config, ours: str, theirs: str) -> Iterator[Rule]:
+        """Yield the rules of an embedding apart from its table."""
         yield same(f"{ours}.position.table", f"{theirs}.embed_positions.weight")
-        yield from both(f"{ours}.norm.inner", f"{theirs}.layernorm_embedding")
+        yield from weight_and_bias(f"{ours}.norm.inner", f"{theirs}.layernorm_embedding")
 
     def aliases(self, config: Config) -> dict[str, str]:
         at = "" if self._bare(config) else "model."
@@ -117,34 +119,34 @@ class Bart(Family):
 
 
 def layers(ours: str, theirs: str, depth: int) -> Iterator[Rule]:
-    """Of a stack: ours "encoder" or "stack"."""
+    """Yield the rules of a stack's layers. ours: "encoder" or "stack"."""
     attentions = {"mixer": "self_attn"} | ({"cross": "encoder_attn"} if ours == "stack" else {})
     for i in range(depth):
         layer, there = f"{ours}.layers.{i}", f"{theirs}.layers.{i}"
         for n, (branch, name) in enumerate(attentions.items()):
             for letter in ("q", "k", "v", "out"):
-                yield from both(f"{layer}.branches.{branch}.{letter}", f"{there}.{name}.{letter}_proj")
-            yield from both(f"{layer}.wiring.norms.{n}.inner", f"{there}.{name}_layer_norm")
-        yield from both(f"{layer}.branches.feedforward.into", f"{there}.fc1")
-        yield from both(f"{layer}.branches.feedforward.out", f"{there}.fc2")
-        yield from both(f"{layer}.wiring.norms.{len(attentions)}.inner", f"{there}.final_layer_norm")
+                yield from weight_and_bias(f"{layer}.branches.{branch}.{letter}", f"{there}.{name}.{letter}_proj")
+            yield from weight_and_bias(f"{layer}.wiring.norms.{n}.inner", f"{there}.{name}_layer_norm")
+        yield from weight_and_bias(f"{layer}.branches.feedforward.into", f"{there}.fc1")
+        yield from weight_and_bias(f"{layer}.branches.feedforward.out", f"{there}.fc2")
+        yield from weight_and_bias(f"{layer}.wiring.norms.{len(attentions)}.inner", f"{there}.final_layer_norm")
 
 
 class Mbart(Bart):
     model_type = "mbart"
     architectures = ("MBartForConditionalGeneration", "MBartModel")
     defaults = Bart.defaults | {"decoder_start_token_id": None}
-    only: Config = {"normalize_before": True, "normalize_embedding": True, "add_final_layer_norm": True}
+    required_values: Config = {"normalize_before": True, "normalize_embedding": True, "add_final_layer_norm": True}
 
     def recipe(self, config: Config) -> recipe.Recipe:
         made = super().recipe(config)
         for side in ("encoder", "decoder"):
-            put(made, f"model.{side}.layer.0.wiring", "pre")
-            put(made, f"model.{side}.norm", "layer")
+            set_path(made, f"model.{side}.layer.0.wiring", "pre")
+            set_path(made, f"model.{side}.norm", "layer")
         return made
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
         yield from super().rules(config, names)
         at = "" if self._bare(config) else "model."
         for ours, theirs in (("encoder", "encoder"), ("stack", "decoder")):
-            yield from both(f"{ours}.norm.inner", f"{at}{theirs}.layer_norm")
+            yield from weight_and_bias(f"{ours}.norm.inner", f"{at}{theirs}.layer_norm")

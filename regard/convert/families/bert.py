@@ -1,4 +1,4 @@
-"""BERT: two heads for pretraining, one of them the embedding's table; sentence vectors of MiniLM and its like, too."""
+"""BERT: two heads for pretraining, one tied to the embedding table; sentence encoders such as MiniLM, too."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Bert(Encoder):
         "BertForSequenceClassification": "classify", "BertForTokenClassification": "tag",
     }  # fmt: skip
     architectures = tuple(heads)
-    inside = "bert."
-    labels = {"into": ".pooler.dense", "out": "classifier"}
-    pair = {"into": ".pooler.dense", "out": "cls.seq_relationship"}
+    body_prefix = "bert."
+    classifier_names = {"into": ".pooler.dense", "out": "classifier"}
+    pair_names = {"into": ".pooler.dense", "out": "cls.seq_relationship"}
     pooler = "pooler.dense"
     defaults = {
         "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,

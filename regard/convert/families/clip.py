@@ -1,4 +1,4 @@
-"""CLIP: the entries of each tower stand in a table of their own, and the map of the patches is a convolution."""
+"""CLIP: each tower has a table of its own in config.json, and the patch projection is a convolution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
+from regard.convert.rules import ACTIVATIONS, Key, Rule, number, reshaped, same, weight_and_bias
 from regard.core import UserError
 
 from .vit import preprocessor, square
@@ -26,7 +26,7 @@ VISION = {
 
 
 def tower(side: str, *norms: str) -> tuple[Key, ...]:
-    """The entries that both have."""
+    """Return the keys that both towers have."""
     theirs, ours = TOWERS[side], f"model.{side}"
     places = tuple(f"{ours}.{norm}.eps" for norm in ("norm", "layer.0.wiring.norm", *norms))
     return (
@@ -64,20 +64,20 @@ class Clip(Family):
     )
     ignored = (r"position_ids$",)
 
-    def whole(self, config: Config) -> Config:
-        """Old configs have each table twice, and the second one counts."""
+    def complete(self, config: Config) -> Config:
+        """Fill in the config. Old configs have each tower's table twice, and the second one counts."""
         flat = {key: value for key, value in config.items() if key not in ("text_config_dict", "vision_config_dict")}
         for key, usual in (("text_config", TEXT), ("vision_config", VISION)):
             second = config.get(f"{key}_dict")
             flat[key] = (config.get(key) or {}) | ({} if second is None else usual | second)
-        filled = super().whole(flat)
+        filled = super().complete(flat)
         end = filled["text_config"]["eos_token_id"]
         if not isinstance(end, int):
             raise UserError(f"config.json says text_config.eos_token_id = {end!r}, and regard wants a number there")
         return filled
 
-    def files(self, config: Config, told: dict[str, Any]) -> dict[str, Any]:
-        return preprocessor(told, "CLIPImageProcessor")
+    def files(self, config: Config, run_info: dict[str, Any]) -> dict[str, Any]:
+        return preprocessor(run_info, "CLIPImageProcessor")
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
         text, vision = config["text_config"], config["vision_config"]
@@ -87,15 +87,15 @@ class Clip(Family):
         yield same("text.embed.table", "text_model.embeddings.token_embedding.weight")
         yield same("text.embed.position.table", "text_model.embeddings.position_embedding.weight")
         yield from _layers("text", "text_model", text["num_hidden_layers"])
-        yield from both("text.stack.norm.inner", "text_model.final_layer_norm")
+        yield from weight_and_bias("text.stack.norm.inner", "text_model.final_layer_norm")
         yield same("text.head.out.weight", "text_projection.weight")
         yield same(f"{image}.token", f"{into}.class_embedding")
         kernel = (width, vision["num_channels"], *sides)
-        yield shaped(f"{image}.into.weight", f"{into}.patch_embedding.weight", (width, -1), kernel)
+        yield reshaped(f"{image}.into.weight", f"{into}.patch_embedding.weight", (width, -1), kernel)
         yield same(f"{image}.position.table", f"{into}.position_embedding.weight")
-        yield from both(f"{image}.norm.inner", "vision_model.pre_layrnorm")
+        yield from weight_and_bias(f"{image}.norm.inner", "vision_model.pre_layrnorm")
         yield from _layers("image", "vision_model", vision["num_hidden_layers"])
-        yield from both("image.stack.norm.inner", "vision_model.post_layernorm")
+        yield from weight_and_bias("image.stack.norm.inner", "vision_model.post_layernorm")
         yield same("image.head.out.weight", "visual_projection.weight")
 
 
@@ -103,9 +103,9 @@ def _layers(side: str, model: str, depth: int) -> Iterator[Rule]:
     for i in range(depth):
         ours, theirs = f"{side}.stack.layers.{i}", f"{model}.encoder.layers.{i}"
         for letter in "qkv":
-            yield from both(f"{ours}.branches.mixer.{letter}", f"{theirs}.self_attn.{letter}_proj")
-        yield from both(f"{ours}.branches.mixer.out", f"{theirs}.self_attn.out_proj")
-        yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.mlp.fc1")
-        yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.mlp.fc2")
-        yield from both(f"{ours}.wiring.norms.0.inner", f"{theirs}.layer_norm1")
-        yield from both(f"{ours}.wiring.norms.1.inner", f"{theirs}.layer_norm2")
+            yield from weight_and_bias(f"{ours}.branches.mixer.{letter}", f"{theirs}.self_attn.{letter}_proj")
+        yield from weight_and_bias(f"{ours}.branches.mixer.out", f"{theirs}.self_attn.out_proj")
+        yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.mlp.fc1")
+        yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.mlp.fc2")
+        yield from weight_and_bias(f"{ours}.wiring.norms.0.inner", f"{theirs}.layer_norm1")
+        yield from weight_and_bias(f"{ours}.wiring.norms.1.inner", f"{theirs}.layer_norm2")

@@ -1,4 +1,4 @@
-"""DistilBERT: as BERT without segments, under names of its own."""
+"""DistilBERT: BERT without segments, under other names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.convert.encoder import FEEDFORWARD, MIXER, Encoder
 from regard.convert.family import Config
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same
+from regard.convert.rules import ACTIVATIONS, Key, Rule, same, weight_and_bias
 
 
 class Distilbert(Encoder):
@@ -18,16 +18,16 @@ class Distilbert(Encoder):
         "DistilBertForSequenceClassification": "classify", "DistilBertForTokenClassification": "tag",
     }  # fmt: skip
     architectures = tuple(heads)
-    inside = "distilbert."
+    body_prefix = "distilbert."
     layer = "transformer.layer.{}"
-    inner = {
+    layer_names = {
         "branches.mixer.q": "attention.q_lin", "branches.mixer.k": "attention.k_lin",
         "branches.mixer.v": "attention.v_lin", "branches.mixer.out": "attention.out_lin",
         "wiring.norms.0.inner": "sa_layer_norm", "branches.feedforward.into": "ffn.lin1",
         "branches.feedforward.out": "ffn.lin2", "wiring.norms.1.inner": "output_layer_norm",
     }  # fmt: skip
-    top = {"into": "vocab_transform", "norm": "vocab_layer_norm", "table": "vocab_projector"}
-    labels = {"into": "pre_classifier", "out": "classifier"}
+    vocabulary_names = {"into": "vocab_transform", "norm": "vocab_layer_norm", "table": "vocab_projector"}
+    classifier_names = {"into": "pre_classifier", "out": "classifier"}
     dropout = "seq_classif_dropout"
     defaults = {
         "vocab_size": 30522, "max_position_embeddings": 512, "n_layers": 6, "n_heads": 12, "dim": 768,
@@ -47,13 +47,13 @@ class Distilbert(Encoder):
     )
     ignored = (r"embeddings\.position_ids$", r"^vocab_")
 
-    def label_bend(self, model: dict[str, Any]) -> str:
+    def classifier_activation(self, model: dict[str, Any]) -> str:
         return "relu"
 
     def embedding(self, config: Config, at: str) -> Iterator[Rule]:
         yield same("embed.table", f"{at}embeddings.word_embeddings.weight")
         yield same("embed.position.table", f"{at}embeddings.position_embeddings.weight")
-        yield from both("embed.norm.inner", f"{at}embeddings.LayerNorm")
+        yield from weight_and_bias("embed.norm.inner", f"{at}embeddings.LayerNorm")
 
     def layers(self, config: Config, at: str) -> Iterator[Rule]:
         return super().layers({"num_hidden_layers": config["n_layers"]}, at)

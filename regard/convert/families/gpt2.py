@@ -1,4 +1,4 @@
-"""GPT-2: matrices are kept as (in, out), and query, key and value are one."""
+"""GPT-2: matrices are stored as (in, out), and query, key and value are fused."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator
 
 from regard.convert.decoder import Decoder
 from regard.convert.family import Config
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, fused, letters, same, turned
+from regard.convert.rules import ACTIVATIONS, Key, Rule, fused, projections, same, transposed, weight_and_bias
 
 
 class Gpt2(Decoder):
     recipe_name = "gpt2"
     model_type = "gpt2"
     architectures = ("GPT2LMHeadModel", "GPT2ForSequenceClassification", "GPT2Model")
-    inside, table = "transformer.", "wte.weight"
+    body_prefix, table = "transformer.", "wte.weight"
     defaults = {
         "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
         "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
@@ -32,7 +32,7 @@ class Gpt2(Decoder):
         Key("layer_norm_epsilon", ("model.norm.eps", "model.layer.0.wiring.norm.eps")),
         Key("tie_word_embeddings", "model.tie", {True: "target", False: "none"}),
     )
-    only = {
+    required_values = {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
@@ -45,20 +45,20 @@ class Gpt2(Decoder):
         yield same("embed.position.table", f"{at}wpe.weight")
         for i in range(config["n_layer"]):
             ours, theirs = f"stack.layers.{i}", f"{at}h.{i}"
-            yield from both(f"{ours}.wiring.norms.0.inner", f"{theirs}.ln_1")
+            yield from weight_and_bias(f"{ours}.wiring.norms.0.inner", f"{theirs}.ln_1")
             for kind in ("weight", "bias"):
-                yield self.looks(config, letters(f"{ours}.branches.mixer", kind), f"{theirs}.attn.c_attn.{kind}")
-            yield from both(f"{ours}.branches.mixer.out", f"{theirs}.attn.c_proj", self.matrix)
-            yield from both(f"{ours}.wiring.norms.1.inner", f"{theirs}.ln_2")
-            yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.mlp.c_fc", self.matrix)
-            yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.mlp.c_proj", self.matrix)
-        yield from both("stack.norm.inner", f"{at}ln_f")
-        yield from self.top(config)
+                yield self.qkv_rule(config, projections(f"{ours}.branches.mixer", kind), f"{theirs}.attn.c_attn.{kind}")
+            yield from weight_and_bias(f"{ours}.branches.mixer.out", f"{theirs}.attn.c_proj", self.linear_rule)
+            yield from weight_and_bias(f"{ours}.wiring.norms.1.inner", f"{theirs}.ln_2")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.mlp.c_fc", self.linear_rule)
+            yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.mlp.c_proj", self.linear_rule)
+        yield from weight_and_bias("stack.norm.inner", f"{at}ln_f")
+        yield from self.head_rules(config)
 
-    def matrix(self, ours: str, theirs: str) -> Rule:
-        """How they keep the matrix of a map."""
-        return turned(ours, theirs)
+    def linear_rule(self, ours: str, theirs: str) -> Rule:
+        """Return the rule of a linear layer's weight."""
+        return transposed(ours, theirs)
 
-    def looks(self, config: Config, ours: list[str], theirs: str) -> Rule:
-        """Query, key and value in one."""
-        return fused(ours, theirs, turn=theirs.endswith("weight"))
+    def qkv_rule(self, config: Config, ours: list[str], theirs: str) -> Rule:
+        """Return the rule of the fused query, key and value."""
+        return fused(ours, theirs, transpose=theirs.endswith("weight"))

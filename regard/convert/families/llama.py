@@ -1,4 +1,4 @@
-"""Llama, 1 to 3: root-mean-square norms, rotary positions, a gated feed-forward, and from Llama 2 on shared keys."""
+"""Llama, 1 to 3: RMSNorm, rotary positions, a gated feed-forward, and from Llama 2 on grouped-query attention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from regard.convert import rope
 from regard.convert.decoder import Decoder
-from regard.convert.family import Config, dig
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same
+from regard.convert.family import Config, get_path
+from regard.convert.rules import ACTIVATIONS, Key, Rule, same, weight_and_bias
 from regard.files.recipe import Recipe
 
 MIXER, FEEDFORWARD = "model.layer.0.mixer", "model.layer.0.feedforward"
@@ -30,7 +30,7 @@ class Llama(Decoder):
     recipe_name = "llama"
     model_type = "llama"
     architectures = ("LlamaForCausalLM", "LlamaForSequenceClassification", "LlamaModel")
-    inside, table = "model.", "embed_tokens.weight"
+    body_prefix, table = "model.", "embed_tokens.weight"
     defaults = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
@@ -60,13 +60,13 @@ class Llama(Decoder):
         config = super().config(made)
         del config["max_position_embeddings"]  # no limit here: that of the origin, where there is one, stays
         width, heads = made["model"]["width"], made["model"]["heads"]
-        config["num_key_value_heads"] = dig(made, f"{MIXER}.kv_heads", heads)
-        config["head_dim"] = dig(made, f"{MIXER}.dim", width // heads)
-        base, scaling = dig(made, f"{MIXER}.position.base", 10000.0), dig(made, f"{MIXER}.position.scaling")
+        config["num_key_value_heads"] = get_path(made, f"{MIXER}.kv_heads", heads)
+        config["head_dim"] = get_path(made, f"{MIXER}.dim", width // heads)
+        base, scaling = get_path(made, f"{MIXER}.position.base", 10000.0), get_path(made, f"{MIXER}.position.scaling")
         return config | rope.write(base, scaling)
 
     def biases(self, config: Config) -> str:
-        """Which of an attention's maps have one: letters of "qkvo"."""
+        """Return which of an attention's projections have a bias, as letters of "qkvo"."""
         return "qkvo" if config["attention_bias"] else ""
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
@@ -77,9 +77,11 @@ class Llama(Decoder):
             yield same(f"{ours}.wiring.norms.0.inner.weight", f"{theirs}.input_layernorm.weight")
             for letter, name in {"q": "q", "k": "k", "v": "v", "o": "out"}.items():
                 branch = f"{ours}.branches.mixer.{name}"
-                yield from both(branch, f"{theirs}.self_attn.{letter}_proj", bias=letter in biased)
+                yield from weight_and_bias(branch, f"{theirs}.self_attn.{letter}_proj", bias=letter in biased)
             yield same(f"{ours}.wiring.norms.1.inner.weight", f"{theirs}.post_attention_layernorm.weight")
             for name, original in {"gate": "gate", "into": "up", "out": "down"}.items():
-                yield from both(f"{ours}.branches.feedforward.{name}", f"{theirs}.mlp.{original}_proj", bias=mlp)
+                yield from weight_and_bias(
+                    f"{ours}.branches.feedforward.{name}", f"{theirs}.mlp.{original}_proj", bias=mlp
+                )
         yield same("stack.norm.inner.weight", f"{at}norm.weight")
-        yield from self.top(config)
+        yield from self.head_rules(config)

@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose positions look back only so far."""
+"""Mistral: Llama with a sliding window."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from regard.convert.decoder import Decoder
-from regard.convert.family import Config, dig
-from regard.convert.rules import Key, Rule, fused, letters, same
+from regard.convert.family import Config, get_path
+from regard.convert.rules import Key, Rule, fused, projections, same
 from regard.core import UserError
 from regard.files.recipe import Recipe
 
@@ -18,7 +18,7 @@ OWN = "MPTForCausalLM"
 SLOPES, HIDDEN, SCORE = (
     "model.layer.0." + name for name in ("mixer.position.last", "feedforward.hidden", "mixer.score")
 )
-ONLY = {  # where it is MosaicML's; the class in `transformers` looks at none of them
+REQUIRED_VALUES = {  # where it is MosaicML's; the class in `transformers` qkv_rule at none of them
     "attn_config.attn_type": "multihead_attention", "attn_config.alibi": True, "attn_config.prefix_lm": False,
     "attn_config.qk_ln": False, "no_bias": True, "logit_scale": None, "norm_type": "low_precision_layernorm",
 }  # fmt: skip
@@ -28,7 +28,7 @@ class Mpt(Decoder):
     recipe_name = "mpt"
     model_type = "mpt"
     architectures = ("MptForCausalLM", OWN, "MptForSequenceClassification", "MptModel")
-    inside, table = "transformer.", "wte.weight"
+    body_prefix, table = "transformer.", "wte.weight"
     defaults = {
         "d_model": 2048, "n_heads": 16, "n_layers": 24, "expansion_ratio": 4, "vocab_size": 50368, "resid_pdrop": 0.0,
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
@@ -45,17 +45,17 @@ class Mpt(Decoder):
         Key("tie_word_embeddings", "model.tie", {True: "target", False: "none"}),
     )
 
-    def whole(self, config: Config) -> Config:
-        filled = super().whole(config)
+    def complete(self, config: Config) -> Config:
+        filled = super().complete(config)
         if filled["attn_config"]["clip_qkv"]:
             raise UserError("config.json says attn_config.clip_qkv, and regard reads an mpt only without it")
-        for name, value in ONLY.items() if self.own(filled) else ():
-            if (found := dig(filled, name, value)) != value:
+        for name, value in REQUIRED_VALUES.items() if self.own(filled) else ():
+            if (found := get_path(filled, name, value)) != value:
                 raise UserError(f"config.json says {name} = {found!r}, and regard reads an mpt only with {value!r}")
         return filled
 
     def own(self, config: Config) -> bool:
-        """Whether it is MosaicML's."""
+        """Return whether the config is MosaicML's."""
         return OWN in (config.get("architectures") or ())
 
     def recipe(self, config: Config) -> Recipe:
@@ -69,9 +69,9 @@ class Mpt(Decoder):
 
     def config(self, made: Recipe) -> Config:
         config, width = super().config(made), made["model"]["width"]
-        hidden = dig(made, HIDDEN, 4 * width)
-        own = {"slopes": dig(made, SLOPES, 8), "ratio": hidden // width if hidden % width == 0 else hidden / width}
-        config["attn_config"]["softmax_scale"] = dig(made, f"{SCORE}.scale")
+        hidden = get_path(made, HIDDEN, 4 * width)
+        own = {"slopes": get_path(made, SLOPES, 8), "ratio": hidden // width if hidden % width == 0 else hidden / width}
+        config["attn_config"]["softmax_scale"] = get_path(made, f"{SCORE}.scale")
         if own == {"slopes": 8, "ratio": 4}:
             del config["attn_config"]["alibi_bias_max"], config["expansion_ratio"]
             return config
@@ -84,10 +84,10 @@ class Mpt(Decoder):
         for i in range(config["n_layers"]):
             ours, theirs = f"stack.layers.{i}", f"{at}blocks.{i}"
             yield same(f"{ours}.wiring.norms.0.inner.weight", f"{theirs}.norm_1.weight")
-            yield fused(letters(f"{ours}.branches.mixer", "weight"), f"{theirs}.attn.Wqkv.weight")
+            yield fused(projections(f"{ours}.branches.mixer", "weight"), f"{theirs}.attn.Wqkv.weight")
             yield same(f"{ours}.branches.mixer.out.weight", f"{theirs}.attn.out_proj.weight")
             yield same(f"{ours}.wiring.norms.1.inner.weight", f"{theirs}.norm_2.weight")
             yield same(f"{ours}.branches.feedforward.into.weight", f"{theirs}.ffn.up_proj.weight")
             yield same(f"{ours}.branches.feedforward.out.weight", f"{theirs}.ffn.down_proj.weight")
         yield same("stack.norm.inner.weight", f"{at}norm_f.weight")
-        yield from self.top(config)
+        yield from self.head_rules(config)

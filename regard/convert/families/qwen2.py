@@ -1,11 +1,11 @@
-"""Qwen 2 and 2.5: a Llama with biases on queries, keys and values; its last layers may look back only so far."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values; its last layers may have a sliding window."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, ClassVar
 
-from regard.convert.family import Config, dig
+from regard.convert.family import Config, get_path
 from regard.convert.rules import Key
 from regard.convert.window import pattern_of, window_of
 from regard.core import UserError
@@ -48,7 +48,7 @@ class Qwen2(Llama):
         for name in WINDOW:
             del config[name]
         layers, depth = made["model"]["layer"], config["num_hidden_layers"]
-        seen = _repeated([window_of(dig(layer, "mixer.pattern")) for layer in layers], depth)
+        seen = _repeated([window_of(get_path(layer, "mixer.pattern")) for layer in layers], depth)
         sizes = {window for window in seen if window is not None}
         if len(sizes) > 1:
             raise UserError(f"a {self.model_type} has one window for all layers that have one, not {sorted(sizes)}")

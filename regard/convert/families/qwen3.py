@@ -1,4 +1,4 @@
-"""Qwen 3: Qwen 2 without its biases, and with queries and keys normalised in every head."""
+"""Qwen 3: Qwen 2 without biases, and with queries and keys normalized in every head."""
 
 from __future__ import annotations
 

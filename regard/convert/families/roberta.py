@@ -1,5 +1,5 @@
-"""RoBERTa: as BERT, with other names in its heads; places are counted from behind the padding's number. CamemBERT and
-XLM-RoBERTa are the same for other languages."""
+"""RoBERTa: BERT with other names in its heads; positions count from the padding's id + 1. CamemBERT and XLM-RoBERTa are
+the same for other languages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Roberta(Encoder):
         "RobertaForTokenClassification": "tag",
     }  # fmt: skip
     architectures = tuple(heads)
-    inside = "roberta."
-    top = {
+    body_prefix = "roberta."
+    vocabulary_names = {
         "into": "lm_head.dense", "norm": "lm_head.layer_norm", "table": "lm_head.decoder", "bias": "lm_head.bias",
     }  # fmt: skip
-    labels = {"into": "classifier.dense", "out": "classifier.out_proj"}
+    classifier_names = {"into": "classifier.dense", "out": "classifier.out_proj"}
     pooler = "pooler.dense"
     defaults = {
         "vocab_size": 50265, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -33,7 +33,7 @@ class Roberta(Encoder):
     }  # fmt: skip
     ignored = (r"embeddings\.position_ids$", r"^(roberta\.)?pooler\.", r"^lm_head\.")
 
-    def activation_name(self, config: Config, model: dict[str, Any]) -> str:
+    def vocabulary_activation(self, config: Config, model: dict[str, Any]) -> str:
         return "gelu"
 
     def recipe(self, config: Config) -> recipe.Recipe:
@@ -50,8 +50,8 @@ class Roberta(Encoder):
         offset = position.get("offset", 0)
         if offset < 1:
             raise UserError(f"the offset of the positions is {offset}, and a {self.model_type} has at least 1")
-        told = {"pad_token_id": offset - 1, "max_position_embeddings": position["length"] + offset}
-        return super().config(made) | told
+        entries = {"pad_token_id": offset - 1, "max_position_embeddings": position["length"] + offset}
+        return super().config(made) | entries
 
 
 class Camembert(Roberta):

@@ -1,4 +1,4 @@
-"""RoFormer: as BERT, with places that turn queries and keys, by a table that stands among the weights."""
+"""RoFormer: BERT with rotary positions, whose table is stored among the weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.convert.encoder import Encoder
-from regard.convert.family import Config, dig
-from regard.convert.rules import Key, Rule, both, same
+from regard.convert.family import Config, get_path
+from regard.convert.rules import Key, Rule, same, weight_and_bias
 from regard.files import recipe
 
 
@@ -19,8 +19,8 @@ class Roformer(Encoder):
         "RoFormerForSequenceClassification": "classify", "RoFormerForTokenClassification": "tag",
     }  # fmt: skip
     architectures = tuple(heads)
-    inside = "roformer."
-    labels = {"into": "classifier.dense", "out": "classifier.out_proj"}
+    body_prefix = "roformer."
+    classifier_names = {"into": "classifier.dense", "out": "classifier.out_proj"}
     defaults = {
         "vocab_size": 50000, "embedding_size": None, "hidden_size": 768, "num_hidden_layers": 12,
         "num_attention_heads": 12, "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
@@ -34,7 +34,7 @@ class Roformer(Encoder):
     )
     ignored = (r"^cls\.predictions\.",)
 
-    def label_bend(self, model: dict[str, Any]) -> str:
+    def classifier_activation(self, model: dict[str, Any]) -> str:
         return model["layer"][0]["feedforward"]["activation"]
 
     def recipe(self, config: Config) -> recipe.Recipe:
@@ -44,12 +44,12 @@ class Roformer(Encoder):
         return made
 
     def config(self, made: recipe.Recipe) -> Config:
-        return super().config(made) | {"embedding_size": dig(made, "model.embed.dim", made["model"]["width"])}
+        return super().config(made) | {"embedding_size": get_path(made, "model.embed.dim", made["model"]["width"])}
 
     def embedding(self, config: Config, at: str) -> Iterator[Rule]:
         yield same("embed.table", f"{at}embeddings.word_embeddings.weight")
         yield same("embed.segment_table", f"{at}embeddings.token_type_embeddings.weight")
-        yield from both("embed.norm.inner", f"{at}embeddings.LayerNorm")
+        yield from weight_and_bias("embed.norm.inner", f"{at}embeddings.LayerNorm")
         if config["embedding_size"] not in (None, config["hidden_size"]):
-            yield from both("embed.up", f"{at}embeddings_project")
+            yield from weight_and_bias("embed.up", f"{at}embeddings_project")
         yield same("stack.position.table", f"{at}encoder.embed_positions.weight")

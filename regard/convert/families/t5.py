@@ -1,12 +1,12 @@
-"""T5, v1.0 and v1.1: one config class for both, told apart by its feed-forward and by how its output is scaled. The
-bias for distances stands in the first layer of a stack and serves all of them."""
+"""T5, v1.0 and v1.1: both have the same config class, and differ in the feed-forward and in how the output is scaled.
+The relative position bias is stored in the first layer of a stack and used by all."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from regard.convert.family import Config, Family, put
+from regard.convert.family import Config, Family, set_path
 from regard.convert.rules import ACTIVATIONS, Key, Rule, same
 from regard.core import UserError
 from regard.files import recipe
@@ -51,15 +51,16 @@ class T5(Family):
     )
     ignored = (r"EncDecAttention\.relative_attention_bias",)
 
-    def seen(self, config: Config, names: Collection[str]) -> Config:
-        """Newer versions always say that the output is tied; where it is not, the table is there."""
+    def config_from_tensors(self, config: Config, names: Collection[str]) -> Config:
+        """Return whether the output is tied: newer versions of transformers always say so in config.json, but an untied
+        model has a table."""
         tied = config.get("tie_word_embeddings") is not False
         scaled = config.get("scale_decoder_outputs", tied)
         own = "lm_head.weight" in names and not (tied and scaled)
         return {"tie_word_embeddings": not own, "scale_decoder_outputs": scaled} if names else {}
 
-    def whole(self, config: Config) -> Config:
-        filled = super().whole(config)
+    def complete(self, config: Config) -> Config:
+        filled = super().complete(config)
         if filled["num_decoder_layers"] is None:
             filled["num_decoder_layers"] = filled["num_layers"]
         filled.setdefault("scale_decoder_outputs", filled["tie_word_embeddings"])
@@ -67,15 +68,15 @@ class T5(Family):
 
     def recipe(self, config: Config) -> recipe.Recipe:
         made = super().recipe(config)
-        gated, activation_name = _read(config["feed_forward_proj"])
+        gated, activation_name = _parse(config["feed_forward_proj"])
         if gated:
             made |= {k: v for k, v in recipe.load("t5-v11").items() if k not in ("model", "vocab")}
         for place in FEEDFORWARDS:
-            put(made, f"{place}.part", "glu" if gated else "mlp")
-            put(made, f"{place}.activation", activation_name)
-        put(made, "model.tie", "all" if config["tie_word_embeddings"] else "source-target")
+            set_path(made, f"{place}.part", "glu" if gated else "mlp")
+            set_path(made, f"{place}.activation", activation_name)
+        set_path(made, "model.tie", "all" if config["tie_word_embeddings"] else "source-target")
         if config["scale_decoder_outputs"]:
-            put(made, "model.head", {"part": "vocabulary", "scale": "width"})
+            set_path(made, "model.head", {"part": "vocabulary", "scale": "width"})
         else:
             made["model"].pop("head", None)
         return made
@@ -85,14 +86,14 @@ class T5(Family):
         if model.get("tie") not in ("all", "source-target"):
             raise UserError(f"model.tie is '{model.get('tie', 'none')}', and a t5 has only all, source-target")
         feedforward = model["encoder"]["layer"][0]["feedforward"]
-        config["feed_forward_proj"] = _said(feedforward["part"] == "glu", feedforward.get("activation"))
+        config["feed_forward_proj"] = _format(feedforward["part"] == "glu", feedforward.get("activation"))
         config["tie_word_embeddings"] = model["tie"] == "all"
         head = model.get("head", {})
         config["scale_decoder_outputs"] = isinstance(head, dict) and head.get("scale") == "width"
         return config
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
-        gated, _ = _read(config["feed_forward_proj"])
+        gated, _ = _parse(config["feed_forward_proj"])
         maps = {"gate": "wi_0", "into": "wi_1", "out": "wo"} if gated else {"into": "wi", "out": "wo"}
         yield same("embed.table", "shared.weight")
         for ours, theirs, depth in (("encoder", "encoder", "num_layers"), ("stack", "decoder", "num_decoder_layers")):
@@ -123,17 +124,17 @@ class T5(Family):
         return dict.fromkeys(again, "shared.weight")
 
 
-def _read(said: str) -> tuple[bool, str]:
-    """ "gated-gelu" -> whether there is a gate, and its activation."""
-    gated, _, name = said.rpartition("-")
-    activation_name = T5_ACTIVATIONS.get(said) or T5_ACTIVATIONS.get(name)
+def _parse(text: str) -> tuple[bool, str]:
+    """Return whether "gated-gelu" has a gate, and its activation."""
+    gated, _, name = text.rpartition("-")
+    activation_name = T5_ACTIVATIONS.get(text) or T5_ACTIVATIONS.get(name)
     if gated not in ("", "gated") or activation_name is None:
-        raise UserError(f"config.json says feed_forward_proj = '{said}', which regard does not know")
+        raise UserError(f"config.json says feed_forward_proj = '{text}', which regard does not know")
     return bool(gated), activation_name
 
 
-def _said(gated: bool, activation_name: Any) -> str:
+def _format(gated: bool, activation_name: Any) -> str:
     for name in ("gated-gelu", *(f"gated-{name}" for name in ACTIVATIONS)) if gated else ACTIVATIONS:
-        if _read(name) == (gated, activation_name):
+        if _parse(name) == (gated, activation_name):
             return name
     raise UserError(f"the feed-forward's activation is '{activation_name}', which a t5 does not have")

@@ -1,7 +1,7 @@
-"""Transformer-XL, as its authors' MemTransformerLM keeps it, and as Hugging Face's TransfoXLLMHeadModel did while it
-was there: query, key and value are one map, u and v are shared or not, and the softmax may be adaptive.
+"""Transformer-XL, as in the authors' MemTransformerLM and in the former TransfoXLLMHeadModel of transformers:
+query, key and value are fused, u and v are shared or not, and the softmax may be adaptive.
 
-The two disagree about which row of the clusters' weights is whose: the authors count them from the last.
+The two order the rows of the cluster weights differently: the authors count clusters from the last.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from regard.convert.family import Config, Family
-from regard.convert.rules import Key, Rule, both, fused, letters, same
+from regard.convert.rules import Key, Rule, fused, projections, same, weight_and_bias
 from regard.core import UserError
 from regard.files.recipe import Recipe
 
-HUGGING = {  # defaults of their config class
+HUGGING_FACE = {  # defaults of their config class
     "vocab_size": 267735, "cutoffs": [20000, 40000, 200000], "d_model": 1024, "d_embed": 1024, "n_head": 16,
     "d_head": 64, "d_inner": 4096, "div_val": 4, "pre_lnorm": False, "n_layer": 18, "mem_len": 1600, "tgt_len": 128,
     "clamp_len": 1000, "same_length": True, "proj_share_all_but_first": True, "dropout": 0.1, "dropatt": 0.0,
@@ -49,18 +49,18 @@ class TransfoXl(Family):
         Key("clamp_len", f"{MIXER}.position.clip", into=lambda most: most if most > 0 else None,
             back=lambda clip: clip or -1),
     )  # fmt: skip
-    only = {"attn_type": 0, "ext_len": 0, "sample_softmax": -1}
+    required_values = {"attn_type": 0, "ext_len": 0, "sample_softmax": -1}
     ignored = (r"pos_emb\.inv_freq$",)
 
-    def whole(self, config: Config) -> Config:
-        """In the authors' words."""
+    def complete(self, config: Config) -> Config:
+        """Return the config with the authors' names of entries."""
         if "vocab_size" in config:
-            theirs = HUGGING | {k: v for k, v in config.items() if k not in ("n_token", "tie_weight", "tie_projs")}
+            theirs = HUGGING_FACE | {k: v for k, v in config.items() if k not in ("n_token", "tie_weight", "tie_projs")}
             words = {"vocab_size": "n_token", "tie_word_embeddings": "tie_weight"}
             config = theirs | {ours: theirs[name] for name, ours in words.items()}
             rest = [bool(theirs["proj_share_all_but_first"])] * len(theirs["cutoffs"])
             config = {"architectures": ["TransfoXLLMHeadModel"]} | config | {"tie_projs": [False, *rest]}
-        filled = super().whole({"architectures": [self.architectures[0]]} | config)
+        filled = super().complete({"architectures": [self.architectures[0]]} | config)
         filled["d_embed"] = filled["d_embed"] or filled["d_model"]
         if filled["same_length"] and filled["mem_len"] < 1:
             raise UserError("config.json says same_length with mem_len = 0, so that nothing would be seen")
@@ -106,21 +106,21 @@ class TransfoXl(Family):
         for i in range(config["n_layer"]):
             ours, theirs = f"stack.layers.{i}", f"{at}layers.{i}"
             mixer, attention = f"{ours}.branches.mixer", f"{theirs}.dec_attn"
-            yield fused(letters(mixer, "weight"), f"{attention}.qkv_net.weight")
+            yield fused(projections(mixer, "weight"), f"{attention}.qkv_net.weight")
             yield same(f"{mixer}.out.weight", f"{attention}.o_net.weight")
             yield same(f"{mixer}.position.of_place.weight", f"{attention}.r_net.weight")
             if config["untie_r"]:
                 yield same(f"{mixer}.position.u", f"{attention}.r_w_bias")
                 yield same(f"{mixer}.position.v", f"{attention}.r_r_bias")
-            yield from both(f"{ours}.wiring.norms.0.inner", f"{attention}.layer_norm")
-            yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.pos_ff.CoreNet.0")
-            yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.pos_ff.CoreNet.3")
-            yield from both(f"{ours}.wiring.norms.1.inner", f"{theirs}.pos_ff.layer_norm")
+            yield from weight_and_bias(f"{ours}.wiring.norms.0.inner", f"{attention}.layer_norm")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.pos_ff.CoreNet.0")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.pos_ff.CoreNet.3")
+            yield from weight_and_bias(f"{ours}.wiring.norms.1.inner", f"{theirs}.pos_ff.layer_norm")
         if not config["untie_r"]:
             first = "stack.layers.0.branches.mixer.position"
             yield same(f"{first}.u", f"{at}r_w_bias")
             yield same(f"{first}.v", f"{at}r_r_bias")
-        yield from _words(config, at)
+        yield from _vocabulary_rules(config, at)
 
     def aliases(self, config: Config) -> dict[str, str]:
         at, made = _at(config), {}
@@ -141,7 +141,7 @@ def _at(config: Config) -> str:
 
 
 def _counts(config: Config) -> tuple[int, int, int]:
-    """Tables, maps of the embedding and maps of the softmax."""
+    """Return the numbers of tables, of projections of the embedding and of projections of the softmax."""
     groups = len(config["cutoffs"]) + 1
     if config["div_val"] > 1:
         return groups, groups, groups
@@ -152,8 +152,8 @@ def _tied(config: Config, group: int) -> bool:
     return config["tie_weight"] and group < len(config["tie_projs"]) and bool(config["tie_projs"][group])
 
 
-def _words(config: Config, at: str) -> Iterator[Rule]:
-    """Embedding and softmax."""
+def _vocabulary_rules(config: Config, at: str) -> Iterator[Rule]:
+    """Yield the rules of the embedding and of the softmax."""
     tables, maps, outs = _counts(config)
     adaptive = bool(outs or config["cutoffs"])
     for g in range(tables):

@@ -1,16 +1,16 @@
-"""ViT: the map of the patches is a convolution there. Checkpoints name layers as version 4 of transformers did; version
-5 reads those, and has shorter names in memory."""
+"""ViT: the patch projection is a convolution. Checkpoints name layers as version 4 of transformers did; version 5 reads
+those, and has shorter names in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from regard.convert.encoder import labels
+from regard.convert.encoder import label_count
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, number, same, shaped
+from regard.convert.rules import ACTIVATIONS, Key, Rule, number, reshaped, same, weight_and_bias
 from regard.core import UserError
-from regard.data.images import Lens, to_preprocessor
+from regard.data.images import ImageProcessor, to_preprocessor_config
 from regard.files.recipe import Recipe
 
 OLD = {
@@ -25,18 +25,18 @@ NEW = {
 
 
 def square(size: Any) -> int:
-    """The side of a patch, of which some configs give both."""
+    """Return the side of a patch, of which some configs give height and width."""
     sides = list(size) if isinstance(size, list | tuple) else [size]
     if len(set(sides)) != 1:
         raise UserError(f"config.json says patch_size = {size!r}, and regard reads only square patches")
     return sides[0]
 
 
-def preprocessor(told: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The file that says how pictures become numbers, for a run that was trained here. told: its run.json."""
-    if "images" not in told:
+def preprocessor(run_info: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return preprocessor_config.json for a run that was trained here."""
+    if "images" not in run_info:
         return {}
-    return {"preprocessor_config.json": to_preprocessor(Lens.read(told["images"]), kind)}
+    return {"preprocessor_config.json": to_preprocessor_config(ImageProcessor.read(run_info["images"]), kind)}
 
 
 class Vit(Family):
@@ -74,7 +74,7 @@ class Vit(Family):
             summary = {"part": "summary", "vector": pooler}
             made["model"]["head"] = summary if config.get("add_pooling_layer", True) else {"part": "none"}
         else:
-            made["model"]["head"]["classes"] = labels(config)
+            made["model"]["head"]["classes"] = label_count(config)
         return made
 
     def config(self, made: Recipe) -> Config:
@@ -88,39 +88,41 @@ class Vit(Family):
         vector = head["vector"]
         return config | {"pooler_output_size": vector["dim"], "pooler_act": back[vector["activation"]]}
 
-    def seen(self, config: Config, names: Collection[str]) -> Config:
-        """A bare model may lack the pooler, which config.json does not say."""
+    def config_from_tensors(self, config: Config, names: Collection[str]) -> Config:
+        """Return whether a bare model has a pooler, which config.json does not say."""
         if _architecture(config) != "ViTModel" or not names:
             return {}
         return {"add_pooling_layer": any(name.endswith("pooler.dense.weight") for name in names)}
 
-    def files(self, config: Config, told: dict[str, Any]) -> dict[str, Any]:
-        return preprocessor(told, "ViTImageProcessor")
+    def files(self, config: Config, run_info: dict[str, Any]) -> dict[str, Any]:
+        return preprocessor(run_info, "ViTImageProcessor")
 
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
         bare = _architecture(config) == "ViTModel"
         at = "" if bare and not any(name.startswith("vit.") for name in names) else "vit."
         new = any(name.startswith(f"{at}layers.") for name in names)
-        told, width, sides = NEW if new else OLD, config["hidden_size"], [square(config["patch_size"])] * 2
+        names_of, width, sides = NEW if new else OLD, config["hidden_size"], [square(config["patch_size"])] * 2
         into = f"{at}embeddings.patch_embeddings.projection"
-        yield shaped("embed.token", f"{at}embeddings.cls_token", (width,), (1, 1, width))
-        yield shaped("embed.position.table", f"{at}embeddings.position_embeddings", (-1, width), (1, -1, width))
-        yield shaped("embed.into.weight", f"{into}.weight", (width, -1), (width, config["num_channels"], *sides))
+        yield reshaped("embed.token", f"{at}embeddings.cls_token", (width,), (1, 1, width))
+        yield reshaped("embed.position.table", f"{at}embeddings.position_embeddings", (-1, width), (1, -1, width))
+        yield reshaped("embed.into.weight", f"{into}.weight", (width, -1), (width, config["num_channels"], *sides))
         yield same("embed.into.bias", f"{into}.bias")
         for i in range(config["num_hidden_layers"]):
-            ours, theirs = f"stack.layers.{i}", f"{at}{told['layer'].format(i)}"
-            yield from both(f"{ours}.wiring.norms.0.inner", f"{theirs}.layernorm_before")
+            ours, theirs = f"stack.layers.{i}", f"{at}{names_of['layer'].format(i)}"
+            yield from weight_and_bias(f"{ours}.wiring.norms.0.inner", f"{theirs}.layernorm_before")
             for letter in "qkv":
-                yield from both(f"{ours}.branches.mixer.{letter}", f"{theirs}.{told[letter]}", bias=config["qkv_bias"])
-            yield from both(f"{ours}.branches.mixer.out", f"{theirs}.{told['out']}")
-            yield from both(f"{ours}.wiring.norms.1.inner", f"{theirs}.layernorm_after")
-            yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.{told['into']}")
-            yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.{told['back']}")
-        yield from both("stack.norm.inner", f"{at}layernorm")
+                yield from weight_and_bias(
+                    f"{ours}.branches.mixer.{letter}", f"{theirs}.{names_of[letter]}", bias=config["qkv_bias"]
+                )
+            yield from weight_and_bias(f"{ours}.branches.mixer.out", f"{theirs}.{names_of['out']}")
+            yield from weight_and_bias(f"{ours}.wiring.norms.1.inner", f"{theirs}.layernorm_after")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.{names_of['into']}")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.{names_of['back']}")
+        yield from weight_and_bias("stack.norm.inner", f"{at}layernorm")
         if not bare:
-            yield from both("head.out", "classifier")
+            yield from weight_and_bias("head.out", "classifier")
         elif config.get("add_pooling_layer", True):
-            yield from both("head.vector.out", f"{at}pooler.dense")
+            yield from weight_and_bias("head.vector.out", f"{at}pooler.dense")
 
 
 def _architecture(config: Config) -> str:

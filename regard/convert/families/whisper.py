@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Iterator
 
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same
+from regard.convert.rules import ACTIVATIONS, Key, Rule, same, weight_and_bias
 from regard.files.recipe import Recipe
 
 NONE = {"back": lambda rate: rate or 0.0}  # a recipe that is silent about a dropout has none
@@ -77,17 +77,17 @@ class Whisper(Family):
     def rules(self, config: Config, names: Collection[str]) -> Iterator[Rule]:
         at = "" if self._bare(config, names) else "model."
         encoder, decoder = f"{at}encoder", f"{at}decoder"
-        yield from both("source_embed.first", f"{encoder}.conv1")
-        yield from both("source_embed.second", f"{encoder}.conv2")
+        yield from weight_and_bias("source_embed.first", f"{encoder}.conv1")
+        yield from weight_and_bias("source_embed.second", f"{encoder}.conv2")
         yield same("source_embed.position.table", f"{encoder}.embed_positions.weight")
         yield same("embed.table", f"{decoder}.embed_tokens.weight")
         yield same("embed.position.table", f"{decoder}.embed_positions.weight")
-        looks = [("mixer", "self_attn")]
+        attentions = [("mixer", "self_attn")]
         for stack, theirs, side in (("encoder", encoder, "encoder"), ("stack", decoder, "decoder")):
             for i in range(config[f"{side}_layers"]):
-                yield from _layer(f"{stack}.layers.{i}", f"{theirs}.layers.{i}", looks)
-            yield from both(f"{stack}.norm.inner", f"{theirs}.layer_norm")
-            looks = [*looks, ("cross", "encoder_attn")]
+                yield from _layer(f"{stack}.layers.{i}", f"{theirs}.layers.{i}", attentions)
+            yield from weight_and_bias(f"{stack}.norm.inner", f"{theirs}.layer_norm")
+            attentions = [*attentions, ("cross", "encoder_attn")]
         if not config["tie_word_embeddings"] and at:
             yield same("head.table", "proj_out.weight")
 
@@ -95,17 +95,19 @@ class Whisper(Family):
         return {"proj_out.weight": "model.decoder.embed_tokens.weight"} if config["tie_word_embeddings"] else {}
 
     def _bare(self, config: Config, names: Collection[str]) -> bool:
-        """WhisperModel alone."""
+        """Return whether this is WhisperModel, without a head."""
         if names:
             return "encoder.conv1.weight" in names
         return (config.get("architectures") or [""])[0] == "WhisperModel"
 
 
-def _layer(ours: str, theirs: str, looks: list[tuple[str, str]]) -> Iterator[Rule]:
-    for number, (branch, name) in enumerate(looks):
-        yield from both(f"{ours}.wiring.norms.{number}.inner", f"{theirs}.{name}_layer_norm")
+def _layer(ours: str, theirs: str, attentions: list[tuple[str, str]]) -> Iterator[Rule]:
+    for number, (branch, name) in enumerate(attentions):
+        yield from weight_and_bias(f"{ours}.wiring.norms.{number}.inner", f"{theirs}.{name}_layer_norm")
         for letter, map_ in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("out", "out_proj")):
-            yield from both(f"{ours}.branches.{branch}.{letter}", f"{theirs}.{name}.{map_}", bias=letter != "k")
-    yield from both(f"{ours}.wiring.norms.{len(looks)}.inner", f"{theirs}.final_layer_norm")
-    yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.fc1")
-    yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.fc2")
+            yield from weight_and_bias(
+                f"{ours}.branches.{branch}.{letter}", f"{theirs}.{name}.{map_}", bias=letter != "k"
+            )
+    yield from weight_and_bias(f"{ours}.wiring.norms.{len(attentions)}.inner", f"{theirs}.final_layer_norm")
+    yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.fc1")
+    yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.fc2")

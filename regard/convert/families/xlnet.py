@@ -1,11 +1,12 @@
-"""XLNet: maps are kept as (width, heads, dim), and the query stream's first vector beside the words."""
+"""XLNet: matrices are stored as (width, heads, dim); the initial vector of the query stream is stored with the
+embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
 from regard.convert.family import Config, Family
-from regard.convert.rules import ACTIVATIONS, Key, Rule, both, same, shaped
+from regard.convert.rules import ACTIVATIONS, Key, Rule, reshaped, same, weight_and_bias
 from regard.core import UserError
 from regard.files.recipe import Recipe
 
@@ -40,10 +41,10 @@ class Xlnet(Family):
         ),
         Key("tie_word_embeddings", "model.tie", {True: "target", False: "none"}),
     )
-    only = {"bi_data": False}
+    required_values = {"bi_data": False}
 
-    def whole(self, config: Config) -> Config:
-        filled = super().whole({"architectures": [self.architectures[0]]} | config)
+    def complete(self, config: Config) -> Config:
+        filled = super().complete({"architectures": [self.architectures[0]]} | config)
         if filled["attn_type"] == "uni" and filled["same_length"]:
             raise UserError("config.json says attn_type = 'uni' with same_length, which regard does not read")
         if filled["reuse_len"]:
@@ -65,22 +66,22 @@ class Xlnet(Family):
         bare, width, heads = _bare(config, names), config["d_model"], config["n_head"]
         at = "" if bare else "transformer."
         yield same("embed.table", f"{at}word_embedding.weight")
-        yield shaped("embed.asked", f"{at}mask_emb", (width,), (1, 1, width))
+        yield reshaped("embed.asked", f"{at}mask_emb", (width,), (1, 1, width))
         for i in range(config["n_layer"]):
             ours, theirs = f"stack.layers.{i}", f"{at}layer.{i}"
             mixer, attention = f"{ours}.branches.mixer", f"{theirs}.rel_attn"
             for name in "qkv":
                 yield _spread(f"{mixer}.{name}.weight", f"{attention}.{name}", heads)
             yield _spread(f"{mixer}.position.of_place.weight", f"{attention}.r", heads)
-            yield shaped(f"{mixer}.out.weight", f"{attention}.o", (width, width), (width, heads, width // heads))
+            yield reshaped(f"{mixer}.out.weight", f"{attention}.o", (width, width), (width, heads, width // heads))
             yield same(f"{mixer}.position.u", f"{attention}.r_w_bias")
             yield same(f"{mixer}.position.v", f"{attention}.r_r_bias")
             yield same(f"{mixer}.s", f"{attention}.r_s_bias")
             yield same(f"{mixer}.kinds", f"{attention}.seg_embed")
-            yield from both(f"{ours}.wiring.norms.0.inner", f"{attention}.layer_norm")
-            yield from both(f"{ours}.branches.feedforward.into", f"{theirs}.ff.layer_1")
-            yield from both(f"{ours}.branches.feedforward.out", f"{theirs}.ff.layer_2")
-            yield from both(f"{ours}.wiring.norms.1.inner", f"{theirs}.ff.layer_norm")
+            yield from weight_and_bias(f"{ours}.wiring.norms.0.inner", f"{attention}.layer_norm")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.into", f"{theirs}.ff.layer_1")
+            yield from weight_and_bias(f"{ours}.branches.feedforward.out", f"{theirs}.ff.layer_2")
+            yield from weight_and_bias(f"{ours}.wiring.norms.1.inner", f"{theirs}.ff.layer_norm")
         if not bare:
             yield same("head.bias", "lm_loss.bias")
             if not config["tie_word_embeddings"]:
@@ -92,10 +93,10 @@ class Xlnet(Family):
 
 
 def _bare(config: Config, names: Collection[str]) -> bool:
-    """XLNetModel alone."""
+    """Return whether this is XLNetModel, without a head."""
     return "mask_emb" in names if names else config["architectures"][0] == "XLNetModel"
 
 
 def _spread(ours: str, theirs: str, heads: int) -> Rule:
-    """(width, heads, dim) there, (heads dim, width) here."""
+    """Return the rule for a matrix that they store as (width, heads, dim) and we as (heads dim, width)."""
     return Rule((ours,), theirs, lambda t: [t.flatten(1).mT], lambda ts: ts[0].mT.unflatten(1, (heads, -1)))

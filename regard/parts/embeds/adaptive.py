@@ -1,5 +1,5 @@
-"""Rare words get shorter vectors: the vocabulary, sorted by frequency, is cut into groups, each with a narrower table
-and a map to the width.
+"""Adaptive embedding: the vocabulary, sorted by frequency, is cut into groups. Groups of rarer tokens have narrower
+tables, whose vectors are projected to the width.
 
     x = sqrt(width) U_g E_g[token]          g the group of the token, E_g with dim / divide^g channels
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from regard.bases.groups import Group
 from regard.core import Context, Embed, UserError
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Adaptive(Embed):
-    """cutoffs: the first token of every group after the first one.
-    divide:     every group has so many times fewer channels than the one before; 1: one table serves all.
-    channels:   of the first group; None: the width.
+    """cutoffs: first token id of every group after the first.
+    divide:     the channels of a group are those of the group before it divided by this; 1: there is one table.
+    channels:   channels of the first group; None: the width.
     scale:      multiply by sqrt(width).
     """
 
@@ -43,27 +43,27 @@ class Adaptive(Embed):
         self.scale = math.sqrt(width) if scale else 1.0
         tables = [new_table(end - begin, dim) for begin, end, dim in self.groups]
         self.table, self.tails = tables[0], nn.ParameterList(tables[1:])
-        mapped = divide > 1 or self.groups[0].dim != width
-        self.maps = nn.ParameterList(new_table(width, group.dim) for group in self.groups if mapped)
+        projected = divide > 1 or self.groups[0].dim != width
+        self.maps = nn.ParameterList(new_table(width, group.dim) for group in self.groups if projected)
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         if len(self.groups) == 1:
             x = look_up(self.table, tokens, "tokens")
             x = F.linear(x, self.maps[0]) if len(self.maps) else x
-            return self.place(x * self.scale, context)
+            return self.add_position(x * self.scale, context)
         low, high = (int(end) for end in tokens.aminmax()) if tokens.numel() else (0, 0)
         if low < 0 or high >= self.vocab:
-            raise UserError(f"tokens reach from {low} to {high}, but the tables know 0 to {self.vocab - 1}")
+            raise UserError(f"token ids are from {low} to {high}, but the vocabulary is from 0 to {self.vocab - 1}")
         x = None
-        for group, table, up in zip(self.groups, (self.table, *self.tails), self.maps, strict=True):
+        for group, table, projection in zip(self.groups, (self.table, *self.tails), self.maps, strict=True):
             inside = (tokens >= group.begin) & (tokens < group.end)
-            own = F.linear(look_up(table, torch.where(inside, tokens - group.begin, 0), "tokens"), up)
+            own = F.linear(look_up(table, torch.where(inside, tokens - group.begin, 0), "tokens"), projection)
             x = own if x is None else torch.where(inside[..., None], own, x)
         assert x is not None
-        return self.place(x * self.scale, context)
+        return self.add_position(x * self.scale, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))
 
     def flops(self, length: int) -> int:
-        return sum(2 * length * up.numel() for up in self.maps)
+        return sum(2 * length * projection.numel() for projection in self.maps)

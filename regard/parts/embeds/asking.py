@@ -1,6 +1,6 @@
-"""A vector per token, and one more for a place that is only asked about: XLNet's query stream begins with it.
+"""Token embedding with one more learned vector for positions to predict, which starts the query stream of XLNet.
 
-    x = E[token],        x = w where the token is below 0
+    x = E[token],        x = w where the token id is negative
 
 Yang et al. 2019, "XLNet", arXiv:1906.08237.
 """
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Embed, Norm, Position
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Asking(Embed):
     """scale: multiply the token's vector by sqrt(width).
-    position: added to the vectors; XLNet has its places in the attention.
-    norm:     after that.
+    position: position added to the vectors; XLNet has relative positions in its attention instead.
+    norm:     norm after that.
     """
 
     examples = ({}, {"scale": True, "position": "sinusoidal", "norm": "layer"})
@@ -39,7 +39,7 @@ class Asking(Embed):
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         x = look_up(self.table, tokens.clamp(min=0), "tokens") * self.scale
-        return self.place(torch.where((tokens < 0)[..., None], self.asked, x), context)
+        return self.add_position(torch.where((tokens < 0)[..., None], self.asked, x), context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

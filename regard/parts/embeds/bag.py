@@ -1,8 +1,8 @@
-"""Input that is a bag of words at each position, or any other features: the sum of their vectors.
+"""Bag-of-words input: the vector of a position is the sum of the embeddings of its words, or of any other features.
 
-    x = sum over words w of  count_w E[w]          with shares:  count_w / sum of counts
+    x = sum over words w of  count_w E[w]          with shares: count_w / sum of counts
 
-The first linear map of graph networks on texts, such as GAT's on Cora: Veličković et al. 2018, arXiv:1710.10903.
+The first layer of graph networks on texts, such as GAT's on Cora: Veličković et al. 2018, arXiv:1710.10903.
 """
 
 import torch
@@ -13,9 +13,9 @@ from regard.core import Context, Embed, UserError
 
 
 class Bag(Embed):
-    """vocab: words, or channels, of the input, which is (batch, time, vocab), dense or a sparse COO tensor.
-    shares:   the counts of a position are divided by their sum; those that sum to nothing are left alone.
-    dropout:  of the counts.
+    """vocab: number of words or features; the input is (batch, time, vocab), dense or a sparse COO tensor.
+    shares:   divide the counts of a position by their sum, unless that is 0.
+    dropout:  dropout on the counts.
     """
 
     examples = ({}, {"shares": True})
@@ -36,7 +36,7 @@ class Bag(Embed):
         if tokens.is_sparse:
             return self._sparse(counts.coalesce())
         if self.shares:
-            counts = counts / _whole(counts.sum(-1, keepdim=True))
+            counts = counts / _nonzero(counts.sum(-1, keepdim=True))
         return F.linear(self.drop(counts), self.table.T)
 
     def _sparse(self, counts: Tensor) -> Tensor:
@@ -44,19 +44,19 @@ class Bag(Embed):
         row, at, word = counts.indices()
         row, values = row * time + at, counts.values()
         if self.shares:
-            values = values / _whole(values.new_zeros(batch * time).index_add(0, row, values))[row]
-        places = torch.stack((row, word))
-        shape, sound = (batch * time, vocab), {"is_coalesced": True, "check_invariants": False}
-        bags = torch.sparse_coo_tensor(places, self.drop(values), shape, **sound)
+            values = values / _nonzero(values.new_zeros(batch * time).index_add(0, row, values))[row]
+        indices = torch.stack((row, word))
+        shape, trusted = (batch * time, vocab), {"is_coalesced": True, "check_invariants": False}
+        bags = torch.sparse_coo_tensor(indices, self.drop(values), shape, **trusted)
         return torch.sparse.mm(bags, self.table).unflatten(0, (batch, time))
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.rand(batch, time, self.vocab, dtype=self.table.dtype)
 
     def flops(self, length: int) -> int:
-        """Of a dense input."""
+        """Count the flops of a dense input."""
         return 2 * length * self.table.numel()
 
 
-def _whole(total: Tensor) -> Tensor:
+def _nonzero(total: Tensor) -> Tensor:
     return torch.where(total == 0, 1, total)

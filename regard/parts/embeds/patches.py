@@ -1,4 +1,4 @@
-"""An image as a sequence: it is cut into square patches, row by row, and each is mapped to a vector.
+"""Image input: the image is cut into square patches, row by row, and each is projected to a vector.
 
     x_0 = the class token,     x_i = W patch_i + b,     then + p
 
@@ -12,15 +12,16 @@ from regard.core import Context, Embed, Norm, Position, UserError, part
 
 
 class Patches(Embed):
-    """Takes images (batch, channels, height, width), or what `cut` makes of them (batch, time, values).
+    """Takes images (batch, channels, height, width), or the patches that `cut` makes of them (batch, time, values).
 
     image:    height and width, or one number for both.
-    patch:    the side of a patch.
-    channels: of the image.
-    token:    a learned vector stands before the patches, to be pooled by the head (pool = "first").
-    before:   a norm on the values of a patch, and after: one on its vector before its place is added (CRATE has both).
-    position: None: learned, for as many places as there are.
-    norm:     after that (CLIP has one).
+    patch:    side of a patch in pixels.
+    channels: channels of the image.
+    token:    a learned class token comes before the patches, to be pooled by the head (pool = "first").
+    before:   norm on the values of a patch.
+    after:    norm on the projected vector, before its position is added (CRATE has both).
+    position: position added to the vectors; None: learned, one per patch.
+    norm:     norm after that (CLIP has one).
     """
 
     examples = (
@@ -63,8 +64,8 @@ class Patches(Embed):
         return (tokens.shape[0], self.count) if tokens.dim() == 4 else super().extent(tokens)
 
     def cut(self, images: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, time, values): each patch as channels, rows, columns; zeros stand
-        at the place of the class token."""
+        """Return the patches, each as channels, rows, columns, with zeros for the class token: (batch, channels,
+        height, width) -> (batch, time, values)."""
         if images.shape[1:] != (self.channels, *self.sides) or not images.is_floating_point():
             wanted = ", ".join(map(str, ("batch", self.channels, *self.sides)))
             raise UserError(f"images must be numbers of shape ({wanted}), not {images.dtype} {tuple(images.shape)}")
@@ -84,9 +85,9 @@ class Patches(Embed):
         x = self.after(self.into(self.before(tokens, context.valid)), context.valid)
         if self.token is not None:
             x = torch.where((context.positions == 0)[..., None], self.token, x)
-        return self.place(x, context)
+        return self.add_position(x, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randn(batch, time, self.into.in_features, dtype=self.into.weight.dtype)
 
     def flops(self, length: int) -> int:

@@ -1,4 +1,4 @@
-"""A vector per token and one for the sentence it belongs to, so that a pair of sentences can be told apart.
+"""Token embedding plus an embedding of the segment, so that the model can tell the two sentences of a pair apart.
 
     x = norm(E[token] + S[segment] + p)
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Embed, Norm, Position, UserError
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Segments(Embed):
-    """types:  how many segments are known; a batch without segments is all of the first.
+    """types:  number of segment types; a batch without segments is all of type 0.
     scale:     multiply the token's vector by sqrt(width); BERT does not.
-    position:  added to the vectors: learned in BERT.
-    norm:      after that.
-    dim:       channels of the tables, mapped to the width last (ALBERT); None: the width itself.
+    position:  position added to the vectors: learned in BERT.
+    norm:      norm after that.
+    dim:       channels of the tables, projected to the width at the end (ALBERT); None: the width.
     """
 
     examples = ({}, {"types": 3, "position": "sinusoidal", "norm": "none"}, {"dim": 10, "scale": True})
@@ -46,7 +46,7 @@ class Segments(Embed):
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         segments = torch.zeros_like(tokens) if context.segments is None else context.segments
         x = look_up(self.table, tokens, "tokens") * self.scale + look_up(self.segment_table, segments, "segments")
-        return self.place(x, context)
+        return self.add_position(x, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

@@ -1,8 +1,8 @@
-"""A vector per token, scaled by the root of the width as in the original Transformer, and its place added.
+"""Token embedding, scaled by the square root of the width as in the original Transformer, plus a position.
 
-    x = sqrt(width) E[token] + p        with factors: x = W (sqrt(dim) E[token] + p) + b
+    x = sqrt(width) E[token] + p        with dim: x = W (sqrt(dim) E[token] + p) + b
 
-Vaswani et al. 2017, arXiv:1706.03762. A narrow table and a map to the width: Lan et al. 2020, "ALBERT",
+Vaswani et al. 2017, arXiv:1706.03762. A narrow table and a projection to the width: Lan et al. 2020, "ALBERT",
 arXiv:1909.11942.
 """
 
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Embed, Norm, Position
-from regard.core.embed import look_up, new_table
+from regard.core.contracts import look_up, new_table
 
 
 class Tokens(Embed):
-    """scale:  multiply by sqrt(width), so that a table tied to the output is right for both.
-    position:  added to the vectors: sinusoidal, learned, ...
-    norm:      after that.
-    dim:       channels of the table, mapped to the width last (ALBERT); None: the width itself.
-    std:       of the table's numbers at birth; None: 1/sqrt(dim). T5, which does not scale, has 1.
+    """scale:  multiply by sqrt(width), so that a table tied to the output has the right scale for both.
+    position:  position added to the vectors: sinusoidal, learned, ...
+    norm:      norm after that.
+    dim:       channels of the table, projected to the width at the end (ALBERT); None: the width.
+    std:       standard deviation of the initial table; None: 1/sqrt(dim). T5, which does not scale, has 1.
     """
 
     examples = ({}, {"scale": False, "position": "sinusoidal", "norm": "layer"}, {"dim": 10, "norm": "layer"})
@@ -42,7 +42,7 @@ class Tokens(Embed):
         self.table = new_table(vocab, self.dim, std)
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        return self.place(look_up(self.table, tokens, "tokens") * self.scale, context)
+        return self.add_position(look_up(self.table, tokens, "tokens") * self.scale, context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

@@ -1,4 +1,4 @@
-"""Input that is vectors already: sensor readings, features, frames. One linear map brings them to the width.
+"""Vector input, such as sensor readings or features: a linear layer projects it to the width.
 
 x = W input + b + p
 """
@@ -10,9 +10,9 @@ from regard.core import Context, Embed, Norm, Position, UserError
 
 
 class Vectors(Embed):
-    """channels: of the input, which is (batch, time, channels).
-    position:    added after the map.
-    norm:        after that.
+    """channels: channels of the input, which is (batch, time, channels).
+    position:    position added after the projection.
+    norm:        norm after that.
     """
 
     examples = ({"channels": 5}, {"channels": 3, "bias": False, "position": "sinusoidal", "norm": "layer"})
@@ -37,9 +37,9 @@ class Vectors(Embed):
                 f"the input must be numbers of shape (batch, time, {self.into.in_features}), "
                 f"not {tokens.dtype} {tuple(tokens.shape)}"
             )
-        return self.place(self.into(tokens), context)
+        return self.add_position(self.into(tokens), context)
 
-    def draw(self, batch: int, time: int) -> Tensor:
+    def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randn(batch, time, self.into.in_features, dtype=self.into.weight.dtype)
 
     def flops(self, length: int) -> int:

@@ -1,6 +1,7 @@
-"""RWKV's channel mix: a feed-forward that also sees the position before, with a squared relu and a gate.
+"""RWKV's channel mix: a feed-forward that also reads the previous position, with a squared ReLU and a gate.
 
-    y_t = sigmoid(W_r r_t) * W_v relu(W_k k_t)²           r_t, k_t: x_t mixed with x_(t-1), each with a mix of its own
+    y_t = sigmoid(W_r r_t) * W_v relu(W_k k_t)²           r_t, k_t: x_t mixed with x_(t-1), each with its own learned
+    mix
 
 Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era", arXiv:2305.13048.
 """
@@ -13,19 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.shift import born, mixed, shift
+from regard.bases.shift import filled_parameter, mixed, shift
 from regard.core import Context, Cost, Dropout, Mixer, Place
 from regard.ops.activation import relu_squared
 
 
 class Last(NamedTuple):
-    x: Tensor  # (batch, width) the vector before, zeros at the beginning
+    x: Tensor  # (batch, width) the previous vector, zeros at the start
 
 
 class ChannelMix(Mixer[Last]):
-    """hidden:      channels inside; None: four times the width.
-    bias:           of the three maps. The paper has none.
-    hidden_dropout: of the channels inside.
+    """hidden:      hidden channels; None: four times the width.
+    bias:           the three projections have a bias. The paper has none.
+    hidden_dropout: dropout on the hidden channels.
     """
 
     examples = ({}, {"hidden": 10, "bias": True})
@@ -44,8 +45,8 @@ class ChannelMix(Mixer[Last]):
         self.width = width
         self.into, self.out = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.gate = nn.Linear(width, width, bias=bias)
-        left = 1 - (place.index if place else 0) / depth  # the deeper, the less comes from the position before
-        self.mix_into, self.mix_gate = (born((torch.arange(width) / width) ** left) for _ in range(2))
+        exponent = 1 - (place.index if place else 0) / depth  # deeper layers take less from the previous position
+        self.mix_into, self.mix_gate = (filled_parameter((torch.arange(width) / width) ** exponent) for _ in range(2))
         self.drop = Dropout(hidden_dropout)
 
     def start(self, context: Context, capacity: int) -> Last:

@@ -1,8 +1,8 @@
-"""A feed-forward taken a few positions at a time, so that its hidden channels never stand there for a whole sequence.
+"""A feed-forward computed in chunks of positions, so that its hidden activations never exist for the whole sequence.
 
     y = [f(x_1 .. x_s); f(x_(s+1) .. x_2s); ...]
 
-Nothing changes but memory: what a piece needs in the backward pass is computed once more then.
+Only the memory changes: the backward pass recomputes the activations of each chunk.
 
 Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451, section 3.
 """
@@ -18,8 +18,8 @@ from regard.core import Context, Cost, Mixer, Norm, Pointwise, UserError, part
 
 
 class Chunked(Pointwise):
-    """feedforward: any that treats positions alone: "mlp", "glu", { part = "mlp", hidden = 64 }, ...
-    size:           positions of a piece.
+    """feedforward: any pointwise feed-forward: "mlp", "glu", { part = "mlp", hidden = 64 }, ...
+    size:           positions in a chunk.
     """
 
     examples = (
@@ -38,7 +38,7 @@ class Chunked(Pointwise):
         except UserError as error:
             raise UserError(error.message, ("feedforward", *error.path[1:])) from error.__cause__
         if not isinstance(self.inner, Pointwise):
-            raise UserError("chunked takes a feed-forward that treats every position alone")
+            raise UserError("chunked takes a pointwise feed-forward, which treats every position by itself")
         if any(isinstance(m, Norm) and list(m.buffers()) for m in self.inner.modules()):
             raise UserError("chunked cannot take a norm that gathers statistics over positions: use another norm")
 
@@ -50,9 +50,9 @@ class Chunked(Pointwise):
         if x.shape[1] <= self.size:
             return self.inner(x, context)
         outputs = []
-        for given in pieces(x, context, self.size):
-            learns = torch.is_grad_enabled()
-            outputs.append(checkpoint(self.inner, *given, use_reentrant=False) if learns else self.inner(*given))
+        for chunk in pieces(x, context, self.size):
+            recompute = torch.is_grad_enabled()
+            outputs.append(checkpoint(self.inner, *chunk, use_reentrant=False) if recompute else self.inner(*chunk))
         return torch.cat(outputs, 1)
 
     def cost(self, length: int, past: int = 0) -> Cost:

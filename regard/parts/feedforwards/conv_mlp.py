@@ -1,4 +1,4 @@
-"""The feed-forward seen as two convolutions over positions. Of size 1 it is `mlp`; wider ones let neighbours in.
+"""A feed-forward of two convolutions over positions. With kernel size 1 it is `mlp`; larger kernels see neighbors.
 
     y = W_2 * act(W_1 * x + b_1) + b_2          * is a convolution
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.bases.convolve import centred, slide
+from regard.bases.convolve import centered_conv, conv_step
 from regard.core import Context, Cost, Dropout, Growth, Mixer, UserError
 from regard.ops.activation import activation as activate
 
 
 class Tail(NamedTuple):
-    """The last inputs of the two convolutions, zeros before the first position."""
+    """The last inputs of the two convolutions, with zeros before the first position."""
 
     first: Tensor  # (batch, size - 1, width)
     second: Tensor  # (batch, second - 1, hidden)
@@ -24,9 +24,9 @@ class Tail(NamedTuple):
 
 class ConvMlp(Mixer[Tail]):
     """hidden:     channels between the convolutions; None: four times the width.
-    size:          positions that the first one sees; 1: each alone.
-    second:        positions that the second one sees.
-    causal:        they see what came before; else as much on either side, and then it does not step.
+    size:          kernel size of the first convolution.
+    second:        kernel size of the second convolution.
+    causal:        the convolutions see earlier positions only; otherwise both sides, and it does not step.
     activation:    relu, gelu, ...
     """
 
@@ -77,15 +77,15 @@ class ConvMlp(Mixer[Tail]):
     def step(self, x: Tensor, state: Tail, context: Context) -> tuple[Tensor, Tail]:
         if not self.streams:
             raise UserError("a convolution with causal = false looks ahead, so it does not step")
-        hidden, first = slide(self.into, x, state.first, context)
-        y, second = slide(self.out, self.drop(self.activate(hidden)), state.second, context)
+        hidden, first = conv_step(self.into, x, state.first, context)
+        y, second = conv_step(self.out, self.drop(self.activate(hidden)), state.second, context)
         return y, Tail(first, second)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.streams:
             return super().forward(x, context)
-        hidden = centred(self.into, x, context)
-        return centred(self.out, self.drop(self.activate(hidden)), context)
+        hidden = centered_conv(self.into, x, context)
+        return centered_conv(self.out, self.drop(self.activate(hidden)), context)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         weights = self.into.weight.numel() + self.out.weight.numel()

@@ -1,16 +1,16 @@
-"""Mixture of experts: many feed-forwards, of which each position asks only the few that its router likes best, so
-that parameters grow and the work does not.
+"""Mixture of experts: a router sends each position to a few of many feed-forwards, so that the number of parameters
+grows and the work per position does not.
 
     r = R x,    T = the k largest of r,    y = sum over i in T of  softmax_T(r)_i  f_i(x)
 
-Nothing is dropped when many want the same expert, so that a position's output depends on itself alone. Experts are kept
-busy by a loss with f_i the share of choices that fell on expert i, and p_i its mean probability, and the router's
-numbers are kept small by another, both over real positions only:
+No token is dropped when many choose the same expert, so the output of a position depends on itself alone. Two auxiliary
+losses over the valid positions balance the load of the experts, where f_i is the share of choices that fell on expert i
+and p_i its mean probability, and keep the router's logits small:
 
     balance * n * sum over experts of f_i p_i        z * mean of (log sum exp r)^2
 
-Shazeer et al. 2017, arXiv:1701.06538; one expert and the loss: Fedus et al. 2021, "Switch Transformers",
-arXiv:2101.03961; the second loss: Zoph et al. 2022, "ST-MoE", arXiv:2202.08906.
+Shazeer et al. 2017, arXiv:1701.06538; one expert and the balance loss: Fedus et al. 2021, "Switch Transformers",
+arXiv:2101.03961; the z loss: Zoph et al. 2022, "ST-MoE", arXiv:2202.08906.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from regard.core import Context, Cost, Mixer, Pointwise, Tap, UserError, part
 
-WEIGHTS = ("chosen", "all")
+WEIGH = ("chosen", "all")
 
 
 class Experts(Pointwise):
-    """experts: how many there are.
-    top:        how many of them a position asks.
-    expert:     any feed-forward that treats positions alone: "mlp", "glu", { part = "glu", hidden = 64 }, ...
-    weigh:      softmax over the "chosen", or over "all" experts, which with top = 1 teaches the router (Switch).
-    balance:    of the loss for even use, which is 1 when all are used alike; it passes the tap `loss`.
-    z:          of the loss for small router numbers; ST-MoE takes 0.001.
+    """experts: number of experts.
+    top:        number of experts per position.
+    expert:     any pointwise feed-forward: "mlp", "glu", { part = "glu", hidden = 64 }, ...
+    weigh:      softmax over the "chosen" experts, or over "all", which with top = 1 trains the router (Switch).
+    balance:    weight of the load-balancing loss, which is 1 at uniform load; it passes through the tap `loss`.
+    z:          weight of the router z loss; ST-MoE has 0.001.
     """
 
     examples = (
@@ -51,11 +51,11 @@ class Experts(Pointwise):
         super().__init__()
         if not 1 <= top <= experts:
             raise UserError(f"top must lie between 1 and the number of experts, {experts}, not {top}")
-        if weigh not in WEIGHTS:
+        if weigh not in WEIGH:
             raise UserError(f"weigh must be 'chosen' or 'all', not '{weigh}'")
         if top == 1 and weigh == "chosen":
             raise UserError(
-                "with top = 1 the chosen expert always weighs 1 and the router learns nothing: weigh = 'all'"
+                "with top = 1 the chosen expert always has weight 1 and the router learns nothing: set weigh = 'all'"
             )
         if not isinstance(expert, str | dict):
             raise UserError("expert must be a name or a table, so that every expert gets weights of its own")
@@ -66,40 +66,41 @@ class Experts(Pointwise):
         except UserError as error:
             raise UserError(error.message, ("expert", *error.path[1:])) from error.__cause__
         if not isinstance(self.experts[0], Pointwise) or self.experts[0].out_width != width:
-            raise UserError("an expert must be a feed-forward that treats every position alone and keeps the width")
+            raise UserError("an expert must be a pointwise feed-forward that keeps the width")
         self.loss = Tap()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        real = slice(None) if context.valid is None else context.valid.flatten()
+        valid = slice(None) if context.valid is None else context.valid.flatten()
         flat = x.flatten(0, 1)
-        y = self.ask(flat[real])
+        y = self.route(flat[valid])
         if context.valid is not None:
-            y = y.new_zeros(flat.shape).masked_scatter(real[:, None], y)
+            y = y.new_zeros(flat.shape).masked_scatter(valid[:, None], y)
         return y.view_as(x)
 
-    def ask(self, x: Tensor) -> Tensor:
-        """x (positions, width), all of them real."""
-        scores = self.router(x)  # (positions, experts)
-        best, chosen = scores.topk(self.top, -1)  # (positions, top)
-        share = best.softmax(-1) if self.weigh == "chosen" else scores.softmax(-1).gather(1, chosen)
-        order = chosen.flatten().argsort(stable=True)  # of all choices, by expert
+    def route(self, x: Tensor) -> Tensor:
+        """Return the output for x (positions, width), all of them valid."""
+        logits = self.router(x)  # (positions, experts)
+        best, chosen = logits.topk(self.top, -1)  # (positions, top)
+        weights = best.softmax(-1) if self.weigh == "chosen" else logits.softmax(-1).gather(1, chosen)
+        order = chosen.flatten().argsort(stable=True)  # sorts all choices by expert
         counts = chosen.flatten().bincount(minlength=len(self.experts))
-        asked = x[order // self.top].split(counts.tolist())  # for each expert, (its choices, width)
-        told = [
+        inputs = x[order // self.top].split(counts.tolist())  # per expert, (choices, width)
+        outputs = [
             expert(some[None], Context.begin(1, len(some), x.device))[0] if len(some) else some
-            for expert, some in zip(self.experts, asked, strict=True)
+            for expert, some in zip(self.experts, inputs, strict=True)
         ]
-        y = torch.cat(told)[order.argsort()].unflatten(0, (-1, self.top))  # (positions, top, width)
+        y = torch.cat(outputs)[order.argsort()].unflatten(0, (-1, self.top))  # (positions, top, width)
         if self.loss.watched:
-            self.loss(self.cares(scores, counts))
-        return (y * share[..., None]).sum(1)
+            self.loss(self.auxiliary_loss(logits, counts))
+        return (y * weights[..., None]).sum(1)
 
-    def cares(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """The two losses, from scores (positions, experts) and the choices that fell on each expert."""
-        positions = max(len(scores), 1)
-        mean = scores.softmax(-1).sum(0) / positions
-        even = len(self.experts) * (counts.to(mean.dtype) / (positions * self.top) * mean).sum()
-        return self.balance * even + self.z * scores.logsumexp(-1).square().sum() / positions
+    def auxiliary_loss(self, logits: Tensor, counts: Tensor) -> Tensor:
+        """Return the sum of the two losses, from the router's logits (positions, experts) and the load of each
+        expert."""
+        positions = max(len(logits), 1)
+        mean = logits.softmax(-1).sum(0) / positions
+        load = len(self.experts) * (counts.to(mean.dtype) / (positions * self.top) * mean).sum()
+        return self.balance * load + self.z * logits.logsumexp(-1).square().sum() / positions
 
     def cost(self, length: int, past: int = 0) -> Cost:
         one = self.experts[0].cost(length)  # type: ignore[operator]

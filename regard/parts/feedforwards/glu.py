@@ -1,4 +1,4 @@
-"""Gated linear units: one map says what, another how much of it.
+"""Gated linear unit: one projection is multiplied by another, which passes through an activation.
 
     y = W_2 (act(W_g x) * W_1 x)
 
@@ -17,9 +17,10 @@ from regard.ops.mlp import FUSED_ACTIVATIONS
 
 
 class Glu(Pointwise):
-    """hidden:     channels between the maps; None: 8/3 of the width, as many parameters as mlp with 4 times.
-    activation:    of the gate: silu, gelu, gelu_tanh, relu, sigmoid, identity, ...
-    norm:          on the hidden channels (sub-LN).
+    """hidden:     hidden channels; None: 8/3 of the width, which gives as many parameters as mlp with four times the
+                   width.
+    activation:    activation of the gate: silu, gelu, gelu_tanh, relu, sigmoid, identity, ...
+    norm:          norm on the hidden channels (sub-LN).
     """
 
     examples = ({}, {"activation": "gelu", "norm": "layer", "bias": True, "hidden": 10}, {"activation": "sigmoid"})
@@ -46,7 +47,9 @@ class Glu(Pointwise):
         return self.out(self.norm(self.drop(self.activate(self.gate(x)) * self.into(x)), context.valid))
 
     def fused(self) -> FusedMlp | None:
-        plain = self.activation in FUSED_ACTIVATIONS and self.norm.idle and not (self.training and self.drop.rate)
+        plain = (
+            self.activation in FUSED_ACTIVATIONS and self.norm.is_identity and not (self.training and self.drop.rate)
+        )
         return FusedMlp(self.gate, self.out, self.activation, self.into) if plain else None
 
     def cost(self, length: int, past: int = 0) -> Cost:

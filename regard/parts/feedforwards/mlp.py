@@ -1,4 +1,4 @@
-"""The feed-forward of the original Transformer: two linear maps with an activation between, the same at every position.
+"""The feed-forward of the original Transformer: two linear layers with an activation between them.
 
     y = W_2 act(W_1 x + b_1) + b_2
 
@@ -17,9 +17,9 @@ from regard.ops.mlp import FUSED_ACTIVATIONS, mlp
 
 
 class Mlp(Pointwise):
-    """hidden:     channels between the maps; None: four times the width.
+    """hidden:     hidden channels; None: four times the width.
     activation:    relu, gelu, gelu_tanh, silu, relu_squared, ...
-    norm:          on the hidden channels (sub-LN).
+    norm:          norm on the hidden channels (sub-LN).
     """
 
     examples = ({}, {"activation": "gelu", "norm": "layer", "bias": False})
@@ -42,7 +42,7 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        why = self._more or ("" if plain_linears(self.into, self.out) else NOT_PLAIN)
+        why = self._why_not_plain or ("" if plain_linears(self.into, self.out) else NOT_PLAIN)
         if not why:
             into, out = self.into, self.out
             return mlp(x, into.weight, into.bias, self.activation, out.weight, out.bias)
@@ -50,15 +50,16 @@ class Mlp(Pointwise):
         return self.out(self.norm(self.drop(self.activate(self.into(x))), context.valid))
 
     def fused(self) -> FusedMlp | None:
-        return None if self._more else FusedMlp(self.into, self.out, self.activation)
+        return None if self._why_not_plain else FusedMlp(self.into, self.out, self.activation)
 
     @property
-    def _more(self) -> str:
-        """What there is between the two maps besides an activation that ops know; an empty string: nothing."""
+    def _why_not_plain(self) -> str:
+        """Why there is more between the two linear layers than an activation that `ops.mlp` can fuse; an empty string
+        where there is not."""
         if self.activation not in FUSED_ACTIVATIONS:
             return "the kernel does not know its activation"
-        if not self.norm.idle:
-            return "there is a norm between the two linear maps"
+        if not self.norm.is_identity:
+            return "there is a norm between the two linear layers"
         if self.training and self.drop.rate:
             return "hidden channels are dropped out"
         return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""

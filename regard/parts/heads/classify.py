@@ -1,8 +1,8 @@
-"""A score for every class, once per sequence: sentiment, topic, the next sentence or not.
+"""Sequence classification: logits over the classes, once per sequence.
 
-    scores = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
+    logits = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
 
-With the first position pooled and a tanh layer it is Devlin et al. 2019, "BERT", arXiv:1810.04805.
+With pool = "first" and a tanh layer it is that of Devlin et al. 2019, "BERT", arXiv:1810.04805.
 """
 
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from regard.ops.activation import activation as activate
 
 
 class Classify(Head):
-    """classes: how many.
-    pool:       one vector of all real positions: first, last, mean or max.
-    hidden:     channels of a layer between; None: no layer.
-    activation: of that layer.
-    dropout:    before the last map.
+    """classes: number of classes.
+    pool:       how the valid positions become one vector: first, last, mean or max.
+    hidden:     channels of a hidden layer; None: there is none.
+    activation: activation of the hidden layer.
+    dropout:    dropout before the last linear layer.
     """
 
     examples = (
@@ -48,7 +48,7 @@ class Classify(Head):
         self.out = nn.Linear(hidden or width, classes, bias=bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, classes)"""
+        """Return logits (batch, classes)."""
         x = pool(x, context, self.pool)
         if self.into is not None:
             x = self.activate(self.into(x))

@@ -1,8 +1,8 @@
-"""What is between two texts that stand one after the other: each becomes one vector, and the two are compared channel
-by channel. The sum of the products is `width` times the cosine.
+"""Comparison of two texts that follow each other in a row: each is summed to one vector, and the head reads features of
+the two. The sum of their products is `width` times the cosine.
 
-    u, v   = the sums of the vectors of the first and of the second text, brought to length sqrt(width)
-    scores = W [u * v, |u - v|, u, v] + b
+    u, v   = the sums over the first and over the second text, scaled to length sqrt(width)
+    logits = W [u * v, |u - v|, u, v] + b
 
 Features: Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations from Natural Language
 Inference Data", arXiv:1705.02364. Sums of word vectors: Wieting et al. 2016, "Towards Universal Paraphrastic Sentence
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Head, UserError
 
-LEAST = 1e-4  # length of a vector that can be brought to another one
+MIN_NORM = 1e-4  # shorter sums are not scaled up to the full length
 
 
 class Compare(Head):
-    """classes: how many; None: a number is told instead.
-    dropout:    before the last map.
+    """classes: number of classes; None: one number (regression).
+    dropout:    dropout before the last linear layer.
 
-    Which of the texts a position is of stands in `context.segments`: 0 for the first, anything else for the second.
-    Without segments, all are of the first, and the second is nothing.
+    `context.segments` holds the text of each position: 0 for the first, anything else for the second. Without segments
+    all positions are of the first text, and the second is empty.
     """
 
     examples = ({"classes": 3}, {})
@@ -40,17 +40,17 @@ class Compare(Head):
         self.out = nn.Linear(4 * width, classes or 1)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, classes), or (batch, 1) for a number"""
+        """Return logits (batch, classes), or a number (batch, 1)."""
         segments = context.segments
         second = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if segments is None else segments > 0
-        real = torch.ones_like(second) if context.valid is None else context.valid
-        u, v = self._of(x, real & ~second), self._of(x, real & second)
+        valid = torch.ones_like(second) if context.valid is None else context.valid
+        u, v = self._sum(x, valid & ~second), self._sum(x, valid & second)
         return self.out(self.drop(torch.cat((u * v, (u - v).abs(), u, v), -1)))
 
-    def _of(self, x: Tensor, mine: Tensor) -> Tensor:
-        """(batch, time, width), (batch, time) -> (batch, width)"""
-        total = x.masked_fill(~mine[..., None], 0.0).sum(1)
-        return math.sqrt(self.width) * F.normalize(total, dim=-1, eps=LEAST)
+    def _sum(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Return the scaled sum of x (batch, time, width) over the chosen positions (batch, time): (batch, width)."""
+        total = x.masked_fill(~chosen[..., None], 0.0).sum(1)
+        return math.sqrt(self.width) * F.normalize(total, dim=-1, eps=MIN_NORM)
 
     def flops(self, length: int) -> int:
         return 2 * self.out.weight.numel()

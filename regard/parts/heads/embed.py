@@ -1,4 +1,4 @@
-"""One vector per text, so that texts of like meaning lie near each other: the mean of its positions, of length one.
+"""Sentence embedding: one pooled vector per text, so that texts of similar meaning have similar vectors.
 
     y = pool(x)          with normalize:  y / |y|, so that a dot product is a cosine
 
@@ -13,9 +13,9 @@ from regard.core import Context, Head, UserError, part
 
 
 class Embed(Head):
-    """pool: one vector of all real positions: first, last, mean or max.
-    normalize: the vector is brought to length one.
-    over:    the head whose vectors are pooled: "none": the last ones; "summary": the same, with BERT's layer kept.
+    """pool: how the valid positions become one vector: first, last, mean or max.
+    normalize: scale the vector to length one.
+    over:    head that is applied before pooling: "none", or "summary", which also keeps BERT's pooler.
     """
 
     examples = ({}, {"pool": "first", "normalize": True}, {"pool": "max", "over": "summary"})
@@ -26,10 +26,10 @@ class Embed(Head):
         self.pool, self.normalize = check_pool(pool), normalize
         self.over = part(Head, over, width=width)
         if self.over.pools:
-            raise UserError("over must be a head that gives a vector at every position")
+            raise UserError("over must be a head that returns a vector at every position")
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, width)"""
+        """Return vectors (batch, width)."""
         y = pool(self.over(x, context), context, self.pool)
         return F.normalize(y, dim=-1) if self.normalize else y
 

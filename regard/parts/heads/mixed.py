@@ -1,6 +1,6 @@
-"""A last mixer gives the scores itself, so that what stands around a position has its say in them: graph attention.
+"""Logits from a final mixer, so that they depend on other positions too, as in graph attention.
 
-scores = mixer(x), as many channels as there are classes
+logits = mixer(x), with as many output channels as there are classes
 """
 
 from torch import Tensor
@@ -9,8 +9,8 @@ from regard.core import Context, Head, Mixer, UserError, part
 
 
 class Mixed(Head):
-    """mixer: takes the classes as the channels of its heads.
-    classes:  how many; None: the vocabulary.
+    """mixer: the mixer; its `dim` is the number of classes.
+    classes:  number of classes; None: the size of the vocabulary.
     """
 
     streams = False
@@ -24,12 +24,12 @@ class Mixed(Head):
         self.mixer = part(Mixer, mixer, width=width, heads=1, dim=self.classes)
         if self.mixer.out_width != self.classes:
             raise UserError(
-                f"the mixer gives {self.mixer.out_width} channels and there are {self.classes} classes: one head, or "
-                "the mean of several"
+                f"the mixer has {self.mixer.out_width} output channels and there are {self.classes} classes: use one "
+                "head, or the mean of several"
             )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, time, classes)"""
+        """Return logits (batch, time, classes)."""
         return self.mixer(x, context)
 
     def flops(self, length: int) -> int:

@@ -1,4 +1,4 @@
-"""No head: the last vectors as they are, one at every position."""
+"""No head: the last hidden states."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ class None_(Head):
         super().__init__()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, time, width)"""
+        """Return x (batch, time, width) unchanged."""
         return x
 
     def flops(self, length: int) -> int:

@@ -1,10 +1,10 @@
-"""Two heads over the same vectors: a score for every token at every position, and one for each relation that a pair of
-texts may have, read from the first position.
+"""BERT's two pretraining heads: logits over the vocabulary at every position, and logits for the relation of a pair of
+texts, read from the first position.
 
-    tokens:  E norm(act(W x_t + a)) + b           which token stood here
+    tokens:  E norm(act(W x_t + a)) + b           the masked token
     pair:    V tanh(U x_0 + c) + d                whether the second text follows the first
 
-Devlin et al. 2019, "BERT", arXiv:1810.04805; ALBERT asks for the order of the two: Lan et al. 2020, arXiv:1909.11942.
+Devlin et al. 2019, "BERT", arXiv:1810.04805; ALBERT predicts the order of the two: Lan et al. 2020, arXiv:1909.11942.
 """
 
 from torch import Tensor
@@ -15,8 +15,8 @@ PAIR = {"part": "classify", "classes": 2, "pool": "first"}
 
 
 class Pretrain(Head):
-    """tokens: the head that a model gives its scores by, one that answers at every position.
-    pair:      the other one, which answers once per sequence: `head.pair(x, context)`.
+    """tokens: head of the model's logits, which answers at every position.
+    pair:      head of the pair, which answers once per sequence: `head.pair(x, context)`.
     """
 
     examples = (
@@ -42,7 +42,7 @@ class Pretrain(Head):
         self.streams = self.tokens.streams
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, time, vocab)"""
+        """Return logits (batch, time, vocab)."""
         return self.tokens(x, context)
 
     def linear(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None] | None:

@@ -1,4 +1,4 @@
-"""Numbers, once per sequence: a price, a rating, a similarity.
+"""Regression: one or more numbers per sequence, such as a rating or a similarity.
 
 y = W pool(x) + b          with hidden: W act(V pool(x) + a) + b
 """
@@ -11,11 +11,11 @@ from regard.ops.activation import activation as activate
 
 
 class Regress(Head):
-    """outputs: how many numbers.
-    pool:       one vector of all real positions: first, last, mean or max.
-    hidden:     channels of a layer between; None: no layer.
-    activation: of that layer.
-    dropout:    before the last map.
+    """outputs: number of outputs.
+    pool:       how the valid positions become one vector: first, last, mean or max.
+    hidden:     channels of a hidden layer; None: there is none.
+    activation: activation of the hidden layer.
+    dropout:    dropout before the last linear layer.
     """
 
     examples = (
@@ -45,7 +45,7 @@ class Regress(Head):
         self.out = nn.Linear(hidden or width, outputs)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, outputs)"""
+        """Return numbers (batch, outputs)."""
         x = pool(x, context, self.pool)
         if self.into is not None:
             x = self.activate(self.into(x))

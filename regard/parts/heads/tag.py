@@ -1,6 +1,6 @@
-"""A score for every class at every position: parts of speech, names, phonemes.
+"""Token classification: logits over the classes at every position, such as parts of speech.
 
-scores = W x + b
+logits = W x + b
 """
 
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from regard.core import Context, Dropout, Head, UserError
 
 
 class Tag(Head):
-    """classes: how many.
-    dropout:    before the map.
+    """classes: number of classes.
+    dropout:    dropout before the linear layer.
     """
 
     examples = ({"classes": 7}, {"classes": 2, "bias": False})
@@ -24,7 +24,7 @@ class Tag(Head):
         self.out = nn.Linear(width, classes, bias=bias)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, time, classes)"""
+        """Return logits (batch, time, classes)."""
         return self.out(self.drop(x))
 
     def flops(self, length: int) -> int:

@@ -1,4 +1,4 @@
-"""One vector per sequence, to be compared with others or given to something else: no scores.
+"""One projected vector per sequence, to be compared with others.
 
     y = act(W pool(x) + b)
 
@@ -15,8 +15,9 @@ from regard.ops.activation import activation as activate
 
 class Vector(Head):
     """dim:     channels of the vector.
-    pool:       one vector of all real positions: first, last, mean or max.
-    activation: after the map.
+    pool:       how the valid positions become one vector: first, last, mean or max.
+    activation: activation after the projection.
+    bias:       the projection has a bias.
     bias:       of the map.
     """
 
@@ -43,7 +44,7 @@ class Vector(Head):
         self.activate = activate(activation)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(batch, dim)"""
+        """Return vectors (batch, dim)."""
         return self.activate(self.out(pool(x, context, self.pool)))
 
     def flops(self, length: int) -> int:

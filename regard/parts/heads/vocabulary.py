@@ -1,8 +1,8 @@
-"""A score for every token of the vocabulary, by a matrix of its own or by the embedding's.
+"""Language-model head: logits over the vocabulary, from a table of its own or that of the embedding.
 
-    scores = scale E x + b       with a softcap c: c tanh(scores / c)       with hidden: x <- norm(act(W x + a)) first
+    logits = scale E x + b       with a softcap c: c tanh(logits / c)       with hidden: x <- norm(act(W x + a)) first
 
-Tied: Press & Wolf 2017, arXiv:1608.05859. A layer before: Devlin et al. 2019, "BERT", arXiv:1810.04805. Softcap:
+Tied: Press & Wolf 2017, arXiv:1608.05859. A hidden layer: Devlin et al. 2019, "BERT", arXiv:1810.04805. Softcap:
 Gemma Team 2024, "Gemma 2", arXiv:2408.00118.
 """
 
@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Head, Norm, UserError, part
-from regard.core.embed import new_table
+from regard.core.contracts import new_table
 from regard.ops.activation import activation as activate
 from regard.ops.linear import linear
 
 
 class Vocabulary(Head):
-    """bias:    one number per token, added.
-    hidden:     a linear map to so many channels, an activation and a norm come first, as in BERT; None: nothing does.
-    activation: of that layer.
-    norm:       of that layer.
-    scale:      of the product with the table; "width": 1 / sqrt(width), as T5 has it where it ties.
-    softcap:    logits are squashed to stay below this on either side; None: they are free.
-    spare:      a second bias is kept and never used, as checkpoints do whose head is not tied to the embedding.
+    """bias:    a learned bias per token.
+    hidden:     channels of a linear layer with activation and norm transform the logits, as in BERT; None: there is
+                none.
+    activation: activation of that layer.
+    norm:       norm of that layer.
+    scale:      factor on the logits; "width": 1 / sqrt(width), as in T5 with tied embeddings.
+    softcap:    logits are squashed to stay below this in absolute value; None: they are not.
+    spare:      an unused second bias is stored, as in checkpoints whose head is not tied to the embedding.
     """
 
     examples = ({}, {"bias": True, "scale": "width"}, {"hidden": 10, "bias": True, "softcap": 2.5})
@@ -53,17 +54,17 @@ class Vocabulary(Head):
         self.scale, self.softcap = width**-0.5 if isinstance(scale, str) else scale, softcap
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        scores = linear(self.before(x, context), self.table, self.bias)
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+        logits = linear(self.transform(x, context), self.table, self.bias)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def before(self, x: Tensor, context: Context) -> Tensor:
-        """What meets the table: (batch, time, hidden or width)."""
+    def transform(self, x: Tensor, context: Context) -> Tensor:
+        """Return the vectors that are multiplied by the table: (batch, time, hidden or width)."""
         if self.into is not None:
             x = self.norm(self.activate(self.into(x)), context.valid)
         return x if self.scale == 1 else x * self.scale
 
     def linear(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        return None if self.softcap is not None else (self.before(x, context), self.table, self.bias)
+        return None if self.softcap is not None else (self.transform(x, context), self.table, self.bias)
 
     def share(self, table: nn.Parameter) -> None:
         if table.shape != self.table.shape:

@@ -1,4 +1,4 @@
-"""The first attention: before every step a GRU looks at the whole source, and reads it together with its input.
+"""Bahdanau attention: before every step, a GRU decoder attends to the source and reads the result with its input.
 
     a_t = softmax_j(v . tanh(W s_(t-1) + U m_j + b))        over the encoder's memory m
     c_t = sum_j a_tj m_j
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Last, Look, Source, hold, last_states, watch_whole
+from regard.bases.recurrent import Cells, Look, RecurrentState, Source, keep_column, last_states, watch_after
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap, UserError
 
 
@@ -27,14 +27,14 @@ class Aligned(NamedTuple):
 
 
 class Bahdanau(Mixer[Aligned]):
-    """A GRU decoder with attention. It goes from position to position by its nature.
+    """A GRU decoder with attention, which computes one position after the other.
 
     hidden:  channels of the state; None: the width.
-    score:   how a state and a place of the memory are compared.
-    readout: channels of a maxout layer over [s; c; x], as in the paper; 0: all three are handed on.
+    score:   how the score of a state and a memory position is computed.
+    readout: channels of a maxout layer over [s; c; x], as in the paper; 0: the output is [s; c; x] itself.
 
-    The first state comes from the last states of the encoder's topmost recurrent mixer, and from the mean of the memory
-    when the encoder is not recurrent. The tap `weights` sees (batch, 1, time, source).
+    The initial state comes from the final states of the encoder's last recurrent mixer, or from the mean of the memory
+    if the encoder is not recurrent. The tap `weights` sees (batch, 1, time, source).
     """
 
     examples = ({}, {"hidden": 7, "readout": 10}, {"score": {"part": "additive", "hidden": 5}})
@@ -55,51 +55,51 @@ class Bahdanau(Mixer[Aligned]):
         self.cells = Cells("gru", width + self.memory_width, self.hidden)
         self.look = Look(score, self.hidden, self.memory_width)
         self.first = nn.Linear(self.memory_width, self.hidden)
-        self.wide = self.hidden + self.memory_width + width
-        self.readout = nn.Linear(self.wide, 2 * readout) if readout else None
+        self.features = self.hidden + self.memory_width + width
+        self.readout = nn.Linear(self.features, 2 * readout) if readout else None
         self.weights = Tap()
 
     @property
     def out_width(self) -> int:
-        return self.readout.out_features // 2 if self.readout else self.wide
+        return self.readout.out_features // 2 if self.readout else self.features
 
     def start(self, context: Context, capacity: int) -> Aligned:
         source = self.look.source(context, "bahdanau")
-        finals = last_states(context)
-        if finals:
-            end = finals[-1].hidden[:, -1]
+        final_states = last_states(context)
+        if final_states:
+            end = final_states[-1].hidden[:, -1]
             if end.shape[1] != self.memory_width:
                 raise UserError(
                     f"the encoder's last state has width {end.shape[1]} and its output {self.memory_width}; bahdanau "
-                    "begins with the last state and needs them equal: let the recurrent mixer be the encoder's last"
+                    "starts from the last state and needs them equal: make the recurrent mixer the last of the encoder"
                 )
         else:
-            real = (source.at >= 0).to(source.values.dtype)  # (batch, source)
-            end = (real[:, None] @ source.values)[:, 0] / real.sum(1, keepdim=True).clamp(min=1)
+            valid = (source.at >= 0).to(source.values.dtype)  # (batch, source)
+            end = (valid[:, None] @ source.values)[:, 0] / valid.sum(1, keepdim=True).clamp(min=1)
         return Aligned(torch.tanh(self.first(end)), source)
 
     def step(self, x: Tensor, state: Aligned, context: Context) -> tuple[Tensor, Aligned]:
         source = state.source
 
         def run(given: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            hidden, outputs, seen = state.hidden, [], []
+            hidden, outputs, all_weights = state.hidden, [], []
             for t in range(x.shape[1]):
                 now = x[:, t : t + 1]
                 weights = self.look.weigh(hidden[:, None], source) if given is None else given[:, :, t : t + 1]
-                found = self.look.read(weights, source)  # (batch, 1, memory)
-                y, _ = self.cells(torch.cat((now, found), -1), Last(hidden[:, None], None))
-                hidden = hold(context, t, y[:, 0], hidden)
-                outputs.append(torch.cat((y, found, now), -1))
-                seen.append(weights)
-            return torch.cat(outputs, 1), hidden, torch.cat(seen, 2)
+                attended = self.look.read(weights, source)  # (batch, 1, memory)
+                y, _ = self.cells(torch.cat((now, attended), -1), RecurrentState(hidden[:, None], None))
+                hidden = keep_column(context, t, y[:, 0], hidden)
+                outputs.append(torch.cat((y, attended, now), -1))
+                all_weights.append(weights)
+            return torch.cat(outputs, 1), hidden, torch.cat(all_weights, 2)
 
-        y, hidden = watch_whole(self.weights, run)
+        y, hidden = watch_after(self.weights, run)
         if self.readout is not None:
             y = self.readout(y).unflatten(-1, (-1, 2)).amax(-1)
         return y, Aligned(hidden, source)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        """The memory is taken to be as long as the sequence."""
+        """Count the cost with a memory as long as the sequence."""
         size, source = self.first.weight.element_size(), past + length
         flops = self.cells.flops(length) + self.look.flops(length, source)
         flops += 2 * length * self.readout.weight.numel() if self.readout else 0

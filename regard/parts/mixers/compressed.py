@@ -1,12 +1,12 @@
-"""Memory-compressed attention: every few keys and values are one, made by a convolution that jumps from group to group,
-so that a query looks at a third as many.
+"""Memory-compressed attention: a strided convolution merges every `factor` keys and values into one, so that a query
+attends to fewer of them.
 
     k'_g = sum over r < f of  C_r k_(f g + r) + b          and v' the same, with C and b learned
-    y_i  = softmax over {a} and the groups g that i may see of (q_i . k' / sqrt(dim))  v'
+    y_i  = softmax over {a} and the groups g visible to i of (q_i . k' / sqrt(dim))  v'
 
-A causal query sees a group once it is complete. Before the first is, there is something that all may see: a learned key
-and value, or the first position itself. What came since the last complete group nobody sees, so that these layers stand
-between layers of local attention.
+A causal query sees a group once it is complete. One key, a, is visible to all queries from the start: a learned key and
+value, or those of the first position. Positions after the last complete group are invisible, so these layers alternate
+with layers of local attention.
 
 Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences", arXiv:1801.10198, section 4.2.3.
 """
@@ -21,30 +21,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.multihead import MultiHead
 from regard.core import Context, Cost, Growth, Norm, Score, UserError
 
 
 class Groups(NamedTuple):
-    """What all may see, the groups that are complete, and the beginning of the next one."""
+    """The key visible to all, the groups that are complete, and the inputs of the next one."""
 
-    keys: Tensor  # (batch, groups + 2, heads, dim): what all may see, the groups, and a slot for what is not one
+    keys: Tensor  # (batch, groups + 2, heads, dim): the key visible to all, the groups, and a slot for padding
     values: Tensor  # the same
-    rest: Tensor  # (batch, factor - 1, channels), the last inputs of the convolution, the newest at the end
+    rest: Tensor  # (batch, factor - 1, channels), the last inputs of the convolution, oldest first
 
 
 class Compressed(MultiHead):
-    """factor:  positions that become one.
-    compress: "keys": keys and values, each head's channels for themselves; "input": what keys and values are made of,
-              all channels together (tensor2tensor).
-    first:    what every query sees: "learned", a key and a value of their own; "position", the first one.
-    causal:   a query sees the groups that ended before it or with it; else all of them.
-    strict:   only those that ended before it (tensor2tensor).
+    """factor:  number of positions that are merged into one.
+    compress: "keys": keys and values are merged, each head by itself; "input": the input of the key and value
+              projections, all channels together (tensor2tensor).
+    first:    the key visible to all queries: "learned", a learned key and value; "position", those of the first
+              position.
+    causal:   a query sees the groups that end at or before it; otherwise all groups.
+    strict:   a query sees only the groups that end before it (tensor2tensor).
     dim:      channels of a head; None: width / heads.
-    score:    how a query and a key are compared.
-    bias:     the maps q, k, v, o that have one: True all, False none, or their letters.
-    norm:     on the heads' output before the last map.
+    score:    how the score of a query and a key is computed.
+    bias:     which of the projections q, k, v, o have a bias: True for all, False for none, or their letters.
+    norm:     norm on the output of the heads, before the output projection.
     """
 
     examples = (
@@ -83,7 +84,7 @@ class Compressed(MultiHead):
             raise UserError(f"compress must be 'keys' or 'input', not '{compress}'")
         if first not in ("learned", "position"):
             raise UserError(f"first must be 'learned' or 'position', not '{first}'")
-        self.factor, self.compress, self.causal, self.ahead = factor, compress, causal, 0 if strict else 1
+        self.factor, self.compress, self.causal, self.offset = factor, compress, causal, 0 if strict else 1
         inner = heads * self.dim
         channels, groups = (inner, heads) if compress == "keys" else (width, 1)
         self.squeeze = nn.Conv1d(channels, channels, factor, stride=factor, groups=groups)
@@ -92,82 +93,84 @@ class Compressed(MultiHead):
 
     @property
     def channels(self) -> int:
-        """Of what is gathered into groups: keys and values side by side, or the input."""
+        """The number of channels that are merged: keys and values concatenated, or the input."""
         return 2 * self.heads * self.dim if self.compress == "keys" else self.width
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """x (batch, time, width) -> (batch, time, channels)"""
+    def merge_inputs(self, x: Tensor) -> Tensor:
+        """Return the inputs of the merging convolution: (batch, time, width) -> (batch, time, channels)."""
         return torch.cat((self.k(x), self.v(x)), -1) if self.compress == "keys" else x
 
-    def squeezed(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole groups (batch, positions, channels) -> keys and values (batch, groups, heads, dim)."""
+    def merged(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Merge complete groups (batch, positions, channels) into keys and values (batch, groups, heads, dim)."""
         if self.compress == "input":
-            return self.mapped(self.squeeze(groups.mT).mT)
+            return self.unmerged(self.squeeze(groups.mT).mT)
         both = torch.cat(groups.chunk(2, -1))  # keys of all rows, then values of all rows
         return self._heads(*self.squeeze(both.mT).mT.chunk(2))
 
-    def mapped(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, n, channels) as it is -> keys and values (batch, n, heads, dim)."""
+    def unmerged(self, merge_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (batch, n, heads, dim) of (batch, n, channels), without merging."""
         if self.compress == "input":
-            return self._heads(self.k(gathered), self.v(gathered))
-        return self._heads(*gathered.chunk(2, -1))
+            return self._heads(self.k(merge_inputs), self.v(merge_inputs))
+        return self._heads(*merge_inputs.chunk(2, -1))
 
     def _heads(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (t.unflatten(-1, (self.heads, self.dim)) for t in (keys, values))
         return self.score.key(keys.transpose(1, 2)).transpose(1, 2), values
 
-    def seen_by_all(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, 1, heads, dim), from what is gathered at the first position."""
+    def first_key_value(self, merge_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the key and value (batch, 1, heads, dim) that are visible to all queries."""
         if self.first_key is None:
-            return self.mapped(gathered[:, :1])
-        batch = gathered.shape[0]
+            return self.unmerged(merge_inputs[:, :1])
+        batch = merge_inputs.shape[0]
         return self._heads(*(t.expand(batch, 1, -1) for t in (self.first_key, self.first_value)))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         self._check(context)
-        time, gathered = x.shape[1], self.gathered(x)
+        time, merge_inputs = x.shape[1], self.merge_inputs(x)
         if context.valid is not None and not self.causal:
-            gathered = gathered.masked_fill(~context.valid[..., None], 0.0)
+            merge_inputs = merge_inputs.masked_fill(~context.valid[..., None], 0.0)
         count = time // self.factor if self.causal else -(-time // self.factor)
-        whole = F.pad(gathered, (0, 0, 0, max(count * self.factor - time, 0)))[:, : count * self.factor]
-        parts = [self.seen_by_all(gathered), *([self.squeezed(whole)] if count else [])]
+        groups = F.pad(merge_inputs, (0, 0, 0, max(count * self.factor - time, 0)))[:, : count * self.factor]
+        parts = [self.first_key_value(merge_inputs), *([self.merged(groups)] if count else [])]
         keys, values = (torch.cat(t, 1) for t in zip(*parts, strict=True))
         if self.causal and not self.attend.weights.watched:
-            return self._side_by_side(x, keys, values, context)
+            return self._attend_grouped(x, keys, values, context)
         at, holes = self._ends(count, x.device), context.valid is not None and not self.causal
-        if holes:  # groups without a real position
+        if holes:  # groups without a valid position
             begins = (torch.arange(count + 1, device=x.device) - 1) * self.factor
             at = torch.where(begins < context.lengths[:, None], at, -1)
         return self.look(
             x, keys, values, AttentionMask(self.pattern, self._at(context), at, holes=holes), context.valid
         )
 
-    def _side_by_side(self, x: Tensor, keys: Tensor, values: Tensor, context: Context) -> Tensor:
-        """Causal attention with no mask: queries at the same place in their groups see one group more from one to the
-        next, as plain causal attention does, and all such places share keys as grouped heads do."""
+    def _attend_grouped(self, x: Tensor, keys: Tensor, values: Tensor, context: Context) -> Tensor:
+        """Compute causal attention without a mask. Queries at the same offset in their groups see one more group than
+        the query before, as in plain causal attention, and the `factor` offsets share keys like grouped-query heads."""
         time, f = x.shape[1], self.factor
         q, _ = self.queries(x, self._at(context))
-        count = -(-(time + self.ahead) // f)
-        q = F.pad(q, (0, 0, self.ahead, count * f - time - self.ahead)).unflatten(2, (count, f))
+        count = -(-(time + self.offset) // f)
+        q = F.pad(q, (0, 0, self.offset, count * f - time - self.offset)).unflatten(2, (count, f))
         q = q.transpose(2, 3).flatten(1, 2)  # (batch, heads * factor, groups, dim)
         keys, values = (t.transpose(1, 2)[:, :, :count] for t in (keys, values))
         at = torch.arange(count, device=x.device)[None]
         y = self.attend(
             q, keys, values, AttentionMask(self.pattern, at, at, from_start=True), self.score, self.position
         )
-        y = y.unflatten(1, (self.heads, f)).transpose(2, 3).flatten(2, 3)[:, :, self.ahead : self.ahead + time]
+        y = y.unflatten(1, (self.heads, f)).transpose(2, 3).flatten(2, 3)[:, :, self.offset : self.offset + time]
         return self.out(self.norm(y.transpose(1, 2).flatten(-2), context.valid))
 
     def _ends(self, groups: int, device: torch.device) -> Tensor:
-        """(1, 1 + groups): where what all may see stands, and from where on each group is seen."""
-        return (torch.arange(groups + 1, device=device) * self.factor - self.ahead).clamp(min=0)[None]
+        """Return (1, 1 + groups): the positions from which the first key and each group are visible."""
+        return (torch.arange(groups + 1, device=device) * self.factor - self.offset).clamp(min=0)[None]
 
     def _at(self, context: Context) -> Tensor:
         return context.positions[:1] if context.from_start else context.positions
 
     def _check(self, context: Context) -> None:
         if context.pattern is not None:
-            raise UserError("compressed attention sees groups, so it cannot follow a pattern given with the batch")
+            raise UserError(
+                "compressed attention attends to groups, so it cannot follow a pattern given with the batch"
+            )
 
     def start(self, context: Context, capacity: int) -> Groups:
         batch, like = context.positions.shape[0], self.squeeze.weight
@@ -175,7 +178,7 @@ class Compressed(MultiHead):
         keys, values = (like.new_zeros(batch, slots, self.heads, dim) for dim in (self.key_dim, self.dim))
         if self.first_key is not None:
             here = torch.zeros(batch, 1, dtype=torch.long, device=like.device)
-            key, value = self.seen_by_all(like.new_zeros(batch, 1, self.channels))
+            key, value = self.first_key_value(like.new_zeros(batch, 1, self.channels))
             keys, values = write(keys, here, key), write(values, here, value)
         return Groups(keys, values, like.new_zeros(batch, self.factor - 1, self.channels))
 
@@ -184,37 +187,39 @@ class Compressed(MultiHead):
             raise UserError("compressed attention with causal = false needs the whole sequence, so it does not step")
         self._check(context)
         f, begin, rest = self.factor, context.positions[:, :1], state.rest
-        keys, values = (grown(tensor, 1 + (context.last + 1) // f) for tensor in state[:2])
+        keys, values = (grow_slots(tensor, 1 + (context.last_position + 1) // f) for tensor in state[:2])
         slots = keys.shape[1] - 2
-        gathered = self.gathered(x)
+        merge_inputs = self.merge_inputs(x)
         if self.first_key is None and bool((begin == 0).any()):
             slot = torch.where((begin == 0) & (context.lengths[:, None] > 0), 0, slots + 1)
-            key, value = self.seen_by_all(gathered)
+            key, value = self.first_key_value(merge_inputs)
             keys, values = write(keys, slot, key), write(values, slot, value)
-        joined = torch.cat((rest, gathered), 1)
-        ended = (begin[:, 0] + context.lengths) // f - begin[:, 0] // f  # (batch,) groups that are complete now
+        joined = torch.cat((rest, merge_inputs), 1)
+        ended = (begin[:, 0] + context.lengths) // f - begin[:, 0] // f  # (batch,) groups completed by this step
         count = int(ended.max())
         if count:
             at = f - 1 - begin % f + torch.arange(count * f, device=x.device)  # (batch, count * factor)
-            new_keys, new_values = self.squeezed(_pick(joined, at.clamp(max=joined.shape[1] - 1)))
+            new_keys, new_values = self.merged(_gather(joined, at.clamp(max=joined.shape[1] - 1)))
             number = torch.arange(count, device=x.device)
             slot = torch.where(number < ended[:, None], 1 + begin // f + number, slots + 1)
             keys, values = write(keys, slot, new_keys), write(values, slot, new_values)
-        rest = _pick(joined, context.lengths[:, None] + torch.arange(f - 1, device=x.device))
-        known = max(context.last + self.ahead, 0) // f + 1
-        see = AttentionMask(self.pattern, context.positions, self._ends(known - 1, x.device))
-        y = self.look(x, keys[:, :known], values[:, :known], see, context.valid)
+        rest = _gather(joined, context.lengths[:, None] + torch.arange(f - 1, device=x.device))
+        count = max(context.last_position + self.offset, 0) // f + 1
+        mask = AttentionMask(self.pattern, context.positions, self._ends(count - 1, x.device))
+        y = self.look(x, keys[:, :count], values[:, :count], mask, context.valid)
         return y, Groups(keys, values, rest)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         f, inner, whole = self.factor, self.heads * self.dim, past + length
         groups = whole // f - past // f if self.causal else -(-length // f)
-        mapped = length if self.compress == "keys" else groups + (self.first_key is None and not past)
-        maps = length * (self.q.weight.numel() + self.out.weight.numel())
-        maps += mapped * (self.k.weight.numel() + self.v.weight.numel())
-        squeezes = groups * self.squeeze.weight.numel() * (2 if self.compress == "keys" else 1)
-        seen = [1 + (i + self.ahead) // f for i in range(past, whole)] if self.causal else [1 + groups] * length
-        flops = 2 * (maps + squeezes) + 4 * inner * sum(seen) + self.score.flops(length, groups + 1, sum(seen))
+        unmerged = length if self.compress == "keys" else groups + (self.first_key is None and not past)
+        projections = length * (self.q.weight.numel() + self.out.weight.numel())
+        projections += unmerged * (self.k.weight.numel() + self.v.weight.numel())
+        convolutions = groups * self.squeeze.weight.numel() * (2 if self.compress == "keys" else 1)
+        seen = [1 + (i + self.offset) // f for i in range(past, whole)] if self.causal else [1 + groups] * length
+        flops = (
+            2 * (projections + convolutions) + 4 * inner * sum(seen) + self.score.flops(length, groups + 1, sum(seen))
+        )
         size = self.squeeze.weight.element_size()
         kept = (whole // f + 2) * self.heads * (self.key_dim + self.dim) + (f - 1) * self.channels
         return Cost(flops, kept * size if self.causal else 0)
@@ -227,6 +232,6 @@ class Compressed(MultiHead):
         yield self.squeeze.weight
 
 
-def _pick(x: Tensor, at: Tensor) -> Tensor:
-    """x (batch, time, channels) at places (batch, n) -> (batch, n, channels)"""
+def _gather(x: Tensor, at: Tensor) -> Tensor:
+    """Gather x (batch, time, channels) at indices (batch, n): (batch, n, channels)."""
     return x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))

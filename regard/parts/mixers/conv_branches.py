@@ -1,11 +1,11 @@
-"""Two convolutions of different reach side by side, a norm on their sum, and a third convolution: the local part of the
-layers that a search by evolution found.
+"""Two convolutions in parallel, a norm on their sum, and a third convolution: the convolutional block of the Evolved
+Transformer.
 
-    u = norm(left(x) + right(x)),    y = last(u)          fewer channels than wanted are filled up with zeros
+    u = norm(left(x) + right(x)),    y = last(u)          missing channels are padded with zeros
 
-So et al. 2019, "The Evolved Transformer", arXiv:1901.11117. In its encoder: left 1 wide to 4 d with relu, right 3 wide
-to d/2 with relu, last separable and 9 wide to d/2. In its decoder, looking back only: left separable and 11 wide to 2 d
-with relu, right separable and 7 wide to d/2, last separable and 7 wide to d.
+So et al. 2019, "The Evolved Transformer", arXiv:1901.11117. In its encoder: left has kernel size 1
+and 4 d output channels with relu, right 3 and d/2 with relu, last is separable with 9 and d/2. In its causal decoder:
+left is separable with 11 and 2 d with relu, right separable with 7 and d/2, last separable with 7 and d.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.convolve import centred, slide
+from regard.bases.convolve import centered_conv, conv_step
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Norm, UserError, part
 from regard.ops.activation import activation as activate
-from regard.schema import fit
+from regard.schema import check_arguments
 
 
 class Recent(NamedTuple):
-    """What the convolutions may still reach, zeros before the first position."""
+    """The last inputs of the convolutions, with zeros before the first position."""
 
-    inputs: Tensor  # (batch, longest of left and right - 1, width)
+    inputs: Tensor  # (batch, max(left, right) - 1, width)
     hidden: Tensor  # (batch, last - 1, hidden)
 
 
-class Filter(nn.Module):
-    """One convolution: over all channels at once, or over each alone and then a map of them."""
+class Convolution(nn.Module):
+    """One convolution: over all channels, or separable (depthwise, then pointwise)."""
 
     def __init__(
         self, channels: int, width: int, size: int = 1, times: float = 1.0, separable: bool = False,
@@ -39,7 +39,9 @@ class Filter(nn.Module):
         super().__init__()
         self.size, self.out_channels = size, int(times * width)
         if size < 1 or self.out_channels < 1:
-            raise UserError(f"size and times must leave something: size {size}, {times} times {width} channels")
+            raise UserError(
+                f"size and times must give at least one channel: size {size}, {times} times {width} channels"
+            )
         self.map: nn.Linear | None = None
         if separable:
             self.kernel = nn.Conv1d(channels, channels, size, groups=channels, bias=False)
@@ -50,28 +52,29 @@ class Filter(nn.Module):
 
     @property
     def weights(self) -> int:
-        """Multiply-adds at a position."""
+        """The number of multiply-adds per position."""
         return self.kernel.weight.numel() + (0 if self.map is None else self.map.weight.numel())
 
     def step(self, x: Tensor, before: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """x (batch, time, channels) after the inputs `before` it -> outputs, and the inputs before the next step."""
-        y, after = slide(self.kernel, x, before, context)
-        return self._leave(y), after
+        """Return the outputs for x (batch, time, channels) after the inputs `before` it, and those before the next
+        step."""
+        y, after = conv_step(self.kernel, x, before, context)
+        return self._finish(y), after
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self._leave(centred(self.kernel, x, context))
+        return self._finish(centered_conv(self.kernel, x, context))
 
-    def _leave(self, y: Tensor) -> Tensor:
+    def _finish(self, y: Tensor) -> Tensor:
         return self.activate(y if self.map is None else self.map(y))
 
 
 class ConvBranches(Mixer[Recent]):
-    """left, right, last: the convolutions, each a table { size, times, separable, activation }: positions that it
-                       covers, channels that come out as a multiple of the width, and whether it works on each channel
-                       alone before a map of the channels.
-    causal:            they look back only; else as far to either side, and then it does not step.
-    norm:              between.
-    hidden_dropout:    of what left and right give.
+    """left, right, last: the convolutions, each a table { size, times, separable, activation }: kernel size, output
+                          channels as
+                       a multiple of the width, whether it is separable, and the activation.
+    causal:            the convolutions see earlier positions only; otherwise both sides, and it does not step.
+    norm:              norm on the sum of left and right.
+    hidden_dropout:    dropout on the outputs of left and right.
     """
 
     examples = (
@@ -101,13 +104,13 @@ class ConvBranches(Mixer[Recent]):
     ):
         super().__init__()
         self.width, self.causal = width, causal
-        self.left, self.right = _filter("left", left, width, width), _filter("right", right, width, width)
+        self.left, self.right = _convolution("left", left, width, width), _convolution("right", right, width, width)
         self.hidden = max(self.left.out_channels, self.right.out_channels)
         self.norm = part(Norm, norm, width=self.hidden)
         self.drop = Dropout(hidden_dropout)
-        self.last = _filter("last", last, self.hidden, width)
+        self.last = _convolution("last", last, self.hidden, width)
         if self.last.out_channels > width:
-            raise UserError(f"last gives {self.last.out_channels} channels, more than the width of {width}")
+            raise UserError(f"last has {self.last.out_channels} output channels, more than the width of {width}")
         sizes = [one.size for one in (self.left, self.right, self.last)]
         if not causal and not all(size % 2 for size in sizes):
             raise UserError(f"with causal = false the sizes must be odd to have a middle, not {sizes}")
@@ -118,7 +121,7 @@ class ConvBranches(Mixer[Recent]):
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Positions of the input and of the hidden channels that may still be reached."""
+        """The numbers of inputs and of hidden vectors that the state keeps."""
         return max(self.left.size, self.right.size) - 1, self.last.size - 1
 
     def start(self, context: Context, capacity: int) -> Recent:
@@ -132,22 +135,24 @@ class ConvBranches(Mixer[Recent]):
         left, inputs = self.left.step(x, state.inputs, context)
         right, _ = self.right.step(x, state.inputs, context)
         y, hidden = self.last.step(self._join(left, right, context), state.hidden, context)
-        return _fill(y, self.width), Recent(inputs, hidden)
+        return _pad_channels(y, self.width), Recent(inputs, hidden)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if self.causal:
             return super().forward(x, context)
-        return _fill(self.last(self._join(self.left(x, context), self.right(x, context), context), context), self.width)
+        return _pad_channels(
+            self.last(self._join(self.left(x, context), self.right(x, context), context), context), self.width
+        )
 
     def _join(self, left: Tensor, right: Tensor, context: Context) -> Tensor:
-        left, right = (_fill(self.drop(one), self.hidden) for one in (left, right))
+        left, right = (_pad_channels(self.drop(one), self.hidden) for one in (left, right))
         return self.norm(left + right, context.valid)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         inputs, hidden = self.kept
-        held = (inputs * self.width + hidden * self.hidden) * self.left.kernel.weight.element_size()
+        kept_bytes = (inputs * self.width + hidden * self.hidden) * self.left.kernel.weight.element_size()
         weights = sum(one.weights for one in (self.left, self.right, self.last))
-        return Cost(2 * length * weights, held if self.causal else 0)
+        return Cost(2 * length * weights, kept_bytes if self.causal else 0)
 
     def growth(self) -> Growth:
         reach = max(self.left.size, self.right.size) + self.last.size - 1
@@ -158,10 +163,10 @@ class ConvBranches(Mixer[Recent]):
             yield one.kernel.weight if one.map is None else one.map.weight
 
 
-def _filter(name: str, table: dict, channels: int, width: int) -> Filter:
-    return Filter(**fit(Filter, table, {"channels": channels, "width": width}, name))
+def _convolution(name: str, table: dict, channels: int, width: int) -> Convolution:
+    return Convolution(**check_arguments(Convolution, table, {"channels": channels, "width": width}, name))
 
 
-def _fill(x: Tensor, channels: int) -> Tensor:
-    """x (batch, time, fewer) -> (batch, time, channels), with zeros."""
+def _pad_channels(x: Tensor, channels: int) -> Tensor:
+    """Pad x (batch, time, fewer) with zeros to (batch, time, channels)."""
     return F.pad(x, (0, channels - x.shape[-1]))

@@ -1,12 +1,12 @@
-"""Convolution: every position takes a weighted sum of its neighbours, with weights that depend on the distance alone.
+"""Convolution: the output of a position is a weighted sum of its neighbors, with weights that depend on the distance.
 
-    u   = W_in x, perhaps gated: (A x) * sigmoid(B x)
+    u   = W_in x, or gated: (A x) * sigmoid(B x)
     v_t = sum over k of  w_k * u_(t+k)                        the last `size` positions, or as many around t
     y   = W_out v
 
-depthwise    a kernel w for each channel
-lightweight  one for each head, normalised by a softmax: Wu et al. 2019, arXiv:1901.10430
-dynamic      the same, but predicted from u_t at every position: Wu et al. 2019
+depthwise    one kernel w per channel
+lightweight  one kernel per head, normalized by a softmax: Wu et al. 2019, arXiv:1901.10430
+dynamic      like lightweight, but predicted from u_t at every position: Wu et al. 2019
 gated        w_k are matrices to twice the width, half of which gates the other: Gehring et al. 2017, arXiv:1705.03122
 """
 
@@ -27,23 +27,23 @@ MAPS = ("glu", "linear", "none")
 
 
 class Recent(NamedTuple):
-    """What the kernel may still reach."""
+    """The last inputs of the kernel."""
 
-    inputs: Tensor  # (batch, size - 1, width), the oldest first, zeros before the beginning
+    inputs: Tensor  # (batch, size - 1, width), oldest first, zeros before the start
 
 
 class Convolution(Mixer[Recent]):
-    """A convolution between two maps.
+    """A convolution between two projections.
 
     kind:           depthwise, lightweight, dynamic or gated, as above.
-    size:           positions that a kernel covers.
-    heads:          kernels of the lightweight and the dynamic kind, each shared by width / heads channels.
-    causal:         look back only; else to both sides, and the whole sequence is needed at once.
-    into:           the map before: "glu" (to twice the width, half of which gates the other), "linear" or "none".
-    out:            a map after.
-    bias:           of the two maps. A gated kernel always has one, the others never.
-    softmax:        kernels of the lightweight and the dynamic kind sum to 1.
-    kernel_dropout: of their weights, in training.
+    size:           kernel size.
+    heads:          number of kernels of the lightweight and the dynamic kind, each shared by width / heads channels.
+    causal:         see earlier positions only; otherwise both sides, and the whole sequence is needed at once.
+    into:           input projection: "glu" (to twice the width, half of which gates the other), "linear" or "none".
+    out:            there is an output projection.
+    bias:           the two projections have a bias. A gated kernel always has one, the others never.
+    softmax:        kernels of the lightweight and the dynamic kind are normalized by a softmax.
+    kernel_dropout: dropout on the weights of these kernels.
     """
 
     examples = (
@@ -106,37 +106,40 @@ class Convolution(Mixer[Recent]):
 
     def step(self, x: Tensor, state: Recent, context: Context) -> tuple[Tensor, Recent]:
         if not self.causal:
-            raise UserError("a convolution to both sides needs the whole sequence at once, so it does not step")
-        u = self._enter(x)
-        reach = torch.cat((state.inputs, u), 1)  # (batch, size - 1 + time, width)
-        newest = context.lengths[:, None] + torch.arange(self.size - 1, device=x.device)  # the last real ones of a row
-        recent = reach.gather(1, newest[..., None].expand(-1, -1, self.width))
-        return self._leave(self._convolve(reach, u)), Recent(recent)
+            raise UserError("a convolution over both sides needs the whole sequence at once, so it does not step")
+        u = self._project_in(x)
+        padded = torch.cat((state.inputs, u), 1)  # (batch, size - 1 + time, width)
+        newest = context.lengths[:, None] + torch.arange(
+            self.size - 1, device=x.device
+        )  # the last valid ones of each row
+        recent = padded.gather(1, newest[..., None].expand(-1, -1, self.width))
+        return self._project_out(self._convolve(padded, u)), Recent(recent)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        u = self._enter(x)
+        u = self._project_in(x)
         if context.valid is not None:
             u = u.masked_fill(~context.valid[..., None], 0.0)
         before = self.size - 1 if self.causal else (self.size - 1) // 2
-        return self._leave(self._convolve(F.pad(u, (0, 0, before, self.size - 1 - before)), u))
+        return self._project_out(self._convolve(F.pad(u, (0, 0, before, self.size - 1 - before)), u))
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _project_in(self, x: Tensor) -> Tensor:
         u = self.into(x) if self.into else x
         return F.glu(u) if self.gate else u
 
-    def _leave(self, v: Tensor) -> Tensor:
+    def _project_out(self, v: Tensor) -> Tensor:
         return self.out(v) if self.out else v
 
-    def _convolve(self, reach: Tensor, u: Tensor) -> Tensor:
-        """reach (batch, size - 1 + time, width) -> (batch, time, width); u (batch, time, width) predicts kernels."""
+    def _convolve(self, padded: Tensor, u: Tensor) -> Tensor:
+        """Convolve `padded` (batch, size - 1 + time, width) to (batch, time, width). Dynamic kernels come from u
+        (batch, time, width)."""
         if self.kind == "dynamic":
             kernels = self._weights(self.kernel(u).unflatten(-1, (self.heads, self.size)))
-            seen = reach.unfold(1, self.size, 1).unflatten(2, (self.heads, -1))  # (batch, time, heads, dim, size)
-            return (seen @ kernels[..., None]).flatten(2)
+            windows = padded.unfold(1, self.size, 1).unflatten(2, (self.heads, -1))  # (batch, time, heads, dim, size)
+            return (windows @ kernels[..., None]).flatten(2)
         if self.kind == "lightweight":
             kernels = self._weights(self.kernel.weight).repeat_interleave(self.width // self.heads, 0)
-            return F.conv1d(reach.mT, kernels, groups=self.width).mT
-        v = self.kernel(reach.mT).mT
+            return F.conv1d(padded.mT, kernels, groups=self.width).mT
+        v = self.kernel(padded.mT).mT
         return F.glu(v) if self.kind == "gated" else v
 
     def _weights(self, kernels: Tensor) -> Tensor:
@@ -151,7 +154,7 @@ class Convolution(Mixer[Recent]):
         return Cost(2 * length * each, (self.size - 1) * self.width * size if self.causal else 0)
 
     def growth(self) -> Growth:
-        """The kernels are contiguous, so it takes n/k layers to cross; Table 1's log_k(n) is for dilated ones."""
+        """Kernels are contiguous, so the longest path is n/k layers; the log_k(n) of Table 1 is for dilated kernels."""
         maps = " + n·d²" if self.into or self.out else ""
         return Growth(f"{self.size}·n·d²" if self.kind == "gated" else f"{self.size}·n·d{maps}", "1", f"n/{self.size}")
 
@@ -162,7 +165,7 @@ class Convolution(Mixer[Recent]):
 
 
 class Kernel(nn.Module):
-    """(heads, 1, size)"""
+    """A kernel (heads, 1, size)."""
 
     def __init__(self, heads: int, size: int):
         super().__init__()

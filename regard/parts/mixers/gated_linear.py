@@ -1,8 +1,8 @@
-"""Gated linear attention: a memory of which every key channel fades at a rate of its own, chosen at every position.
+"""Gated linear attention: a matrix memory whose key channels decay at rates that depend on the input.
 
     S_t = diag(a_t) S_(t-1) + k_t v_t^T       a_t = sigmoid(W_2 W_1 x_t + b)^(1 / temperature), W_2 W_1 of low rank
     o_t = q_t S_t / sqrt(dim)
-    y   = W_o (silu(W_g x) * norm(o))         each head normalised alone
+    y   = W_o (silu(W_g x) * norm(o))         each head normalized by itself
 
 Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635.
 """
@@ -16,15 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Context, Cost, Growth, Mixer, Norm, UserError, part
-from regard.ops.fading import CHUNK, Summary, empty, exact, fade, flops, head_dim, split_heads
+from regard.ops.fading import (
+    CHUNK,
+    Summary,
+    accumulation_dtype,
+    empty_memory,
+    flops,
+    gated_linear_attention,
+    head_dim,
+    split_heads,
+)
 
 
 class GatedLinear(Mixer[Summary]):
     """dim:      channels of a query and a key; None: half of width / heads.
     value_dim:   channels of a value; None: width / heads.
-    rank:        of the map to the gates.
-    temperature: how slowly memory fades: the gates are taken to the power of 1 / temperature.
-    head_norm:   on the output of each head.
+    rank:        rank of the projection to the gates.
+    temperature: how slowly the memory decays: the gates are raised to the power of 1 / temperature.
+    head_norm:   norm on the output of each head.
     """
 
     examples = ({}, {"dim": 5, "value_dim": 7, "rank": 2, "temperature": 0.1, "head_norm": "layer"})
@@ -57,22 +66,22 @@ class GatedLinear(Mixer[Summary]):
 
     def start(self, context: Context, capacity: int) -> Summary:
         like = torch.empty(context.positions.shape[0], self.heads, dtype=self.dtype, device=context.positions.device)
-        return Summary(empty(like, self.dim, self.value_dim))
+        return Summary(empty_memory(like, self.dim, self.value_dim))
 
     def step(self, x: Tensor, state: Summary, context: Context) -> tuple[Tensor, Summary]:
         q, k, v = (split_heads(to(x), self.heads) for to in (self.q, self.k, self.v))
         gates = split_heads(self.fade(self.narrow(x)), self.heads)  # (batch, heads, time, dim)
-        decay = F.logsigmoid(gates.to(exact(gates.dtype))) / self.temperature
-        y, matrix = fade(q * self.dim**-0.5, k, v, decay, state.matrix, context.valid)
+        decay = F.logsigmoid(gates.to(accumulation_dtype(gates.dtype))) / self.temperature
+        y, matrix = gated_linear_attention(q * self.dim**-0.5, k, v, decay, state.matrix, context.valid)
         y = self.head_norm(y.transpose(1, 2).to(self.dtype)).flatten(-2)
         return self.out(F.silu(self.gate(x)) * y), Summary(matrix)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        every = (self.q, self.k, self.v, self.gate, self.narrow, self.fade, self.out)
-        maps = sum(m.weight.numel() for m in every)
+        linears = (self.q, self.k, self.v, self.gate, self.narrow, self.fade, self.out)
+        projections = sum(m.weight.numel() for m in linears)
         products = flops(length, self.heads, self.dim, self.value_dim, channels=True)
-        kept = self.heads * self.dim * self.value_dim * exact(self.dtype).itemsize
-        return Cost(2 * length * maps + products, kept)
+        kept = self.heads * self.dim * self.value_dim * accumulation_dtype(self.dtype).itemsize
+        return Cost(2 * length * projections + products, kept)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.dim}·d", f"n/{CHUNK}", "1")

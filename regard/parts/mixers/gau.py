@@ -1,4 +1,4 @@
-"""Gated attention unit: one weak head of attention whose output is gated channel by channel, in place of attention and
+"""Gated attention unit: one head of attention whose output is gated channel by channel, in place of attention and
 feed-forward.
 
     u, v = silu(W_in x)          z = silu(W_z x)          q = a_q z + b_q          k = a_k z + b_k
@@ -6,7 +6,7 @@ feed-forward.
 
 Hua et al. 2022, "Transformer Quality in Linear Time", arXiv:2202.10447. Their n is the length of all training
 sequences. A step cannot know how long a sequence will become, so n is declared, or is the number of keys that a query
-sees. The laplace weights are from Ma et al. 2022, "Mega", arXiv:2209.10655.
+attends to. The laplace weights are from Ma et al. 2022, "Mega", arXiv:2209.10655.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.bases import AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.gated import ACTIVATIONS, Unit, position_for
 from regard.core import Context, Cost, Dropout, Growth, Mixer, Pattern, Place, Position, Tap, UserError, part
 from regard.errors import nearest
 from regard.ops.attention import masked_softmax
 
-BLOCK = 512  # queries at a time, so that no more than that many rows of weights are held
+QUERY_BLOCK = 512  # queries at a time, which bounds the memory of the weights
 
 
 WEIGHTS = (*ACTIVATIONS, "softmax")
 
 
 class Past(NamedTuple):
-    """Keys and values of all positions so far, each in the slot of its number; the last slot takes what is not real."""
+    """Keys and values of all positions so far, by position; the last slot is for padding."""
 
     keys: Tensor  # (batch, capacity + 1, dim)
     values: Tensor  # (batch, capacity + 1, hidden)
 
 
 class Gau(Mixer[Past]):
-    """Gated attention with one head. It stands alone in a layer: the gate does the work of a feed-forward.
+    """Gated attention with one head. It replaces both attention and feed-forward in a layer.
 
     hidden:         channels of values and gates; None: twice the width.
-    dim:            channels of the base, of queries and of keys.
-    pattern:        who may look at whom. Causal in a decoder.
-    position:       acts on queries, keys or scores: t5, rotary, alibi, or several by "both".
-    weights:        what makes weights of scores: relu_squared, laplace or softmax (with scores / sqrt(dim)).
-    length:         n above; None: the number of keys that a query sees.
-    weight_dropout: of the weights, in training.
+    dim:            channels of the shared base, of queries and of keys.
+    pattern:        which keys each query may attend to; causal in a decoder.
+    position:       position that acts on queries, keys or scores: t5, rotary, alibi, or several by "both".
+    weights:        what turns scores into weights: relu_squared, laplace or softmax (with scores / sqrt(dim)).
+    length:         n above; None: the number of keys that a query attends to.
+    weight_dropout: dropout on the weights.
     """
 
     examples = (
@@ -80,7 +80,7 @@ class Gau(Mixer[Past]):
         self.width, self.hidden, self.dim, self.length = width, hidden or 2 * width, dim, length
         self.pattern = part(Pattern, pattern)
         if self.pattern.heads > 1:
-            raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there is one")
+            raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and gau has one")
         self.position = position_for(position, place, width, dim)
         self.kind = weights
         self.unit = Unit(width, self.hidden, dim, 2, bias)
@@ -98,54 +98,58 @@ class Gau(Mixer[Past]):
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:
         if not self.streams:
             raise UserError(f"pattern '{self.pattern}' looks ahead, so this unit does not step")
-        count = context.last + 1
-        keys, stored = grown(state.keys, count), grown(state.values, count)
-        room = keys.shape[1] - 1
+        count = context.last_position + 1
+        keys, stored = grow_slots(state.keys, count), grow_slots(state.values, count)
+        last_slot = keys.shape[1] - 1
         at = context.positions
         values, gates, (q, k) = self.unit.enter(x)
         k = self.position.key(k[:, None], at)[:, 0]
-        slot = at if context.valid is None else torch.where(context.valid, at, room)
+        slot = at if context.valid is None else torch.where(context.valid, at, last_slot)
         state = Past(write(keys, slot, k), write(stored, slot, values))
         key_at = torch.arange(count, device=x.device)[None]
-        see = AttentionMask(self._pattern(context), at, key_at)
-        return self._look(q, gates, state.keys[:, :count], state.values[:, :count], see), state
+        mask = AttentionMask(self._pattern(context), at, key_at)
+        return self._attend(q, gates, state.keys[:, :count], state.values[:, :count], mask), state
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         at = context.positions[:1] if context.from_start else context.positions
         values, gates, (q, k) = self.unit.enter(x)
         k = self.position.key(k[:, None], at)[:, 0]
         padded = context.valid is not None and not self.pattern.causal
-        see = AttentionMask(self._pattern(context), at, context.marked if padded else at, context.from_start, padded)
-        return self._look(q, gates, k, values, see)
+        mask = AttentionMask(
+            self._pattern(context), at, context.marked_positions if padded else at, context.from_start, padded
+        )
+        return self._attend(q, gates, k, values, mask)
 
     def _pattern(self, context: Context) -> Pattern:
         return self.pattern if context.pattern is None else self.pattern & context.pattern
 
-    def _look(self, q: Tensor, gates: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
-        """q (batch, n, dim), keys (batch, m, dim), values (batch, m, hidden) -> (batch, n, width)"""
-        q = self.position.query(q[:, None], see.query_at)[:, 0]
-        if q.shape[1] <= BLOCK or self.weights.watched:
-            return self.unit.out(gates * self._mix(q, keys, values, see))
+    def _attend(self, q: Tensor, gates: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
+        """Return (batch, n, width) from q (batch, n, dim), keys (batch, m, dim) and values (batch, m, hidden)."""
+        q = self.position.query(q[:, None], mask.query_at)[:, 0]
+        if q.shape[1] <= QUERY_BLOCK or self.weights.watched:
+            return self.unit.out(gates * self._mix(q, keys, values, mask))
         mixed = []
-        for begin in range(0, q.shape[1], BLOCK):  # the weights of a block are made again in the backward pass
-            end = begin + BLOCK
-            m = end if see.from_start and see.pattern.causal else keys.shape[1]
-            part_of = see._replace(query_at=see.query_at[:, begin:end], key_at=see.key_at[:, :m], from_start=False)
-            block = (q[:, begin:end], keys[:, :m], values[:, :m], part_of)
-            again = torch.is_grad_enabled()
-            mixed.append(checkpoint(self._mix, *block, use_reentrant=False) if again else self._mix(*block))
+        for begin in range(0, q.shape[1], QUERY_BLOCK):  # the backward pass recomputes the weights of a block
+            end = begin + QUERY_BLOCK
+            m = end if mask.from_start and mask.pattern.causal else keys.shape[1]
+            block_mask = mask._replace(
+                query_at=mask.query_at[:, begin:end], key_at=mask.key_at[:, :m], from_start=False
+            )
+            block = (q[:, begin:end], keys[:, :m], values[:, :m], block_mask)
+            recompute = torch.is_grad_enabled()
+            mixed.append(checkpoint(self._mix, *block, use_reentrant=False) if recompute else self._mix(*block))
         return self.unit.out(gates * torch.cat(mixed, 1))
 
-    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, see: AttentionMask) -> Tensor:
+    def _mix(self, q: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask) -> Tensor:
         scores = (q @ keys.mT)[:, None]  # (batch, 1, n, m)
-        allowed = see.full_mask(1)
+        allowed = mask.full_mask(1)
         if self.kind == "softmax":
             scores = scores / math.sqrt(self.dim)
         elif self.length is not None:
             scores = scores / self.length
         else:
             scores = scores / (scores.shape[-1] if allowed is None else allowed.sum(-1, keepdim=True).clamp(min=1))
-        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], q[:, None])
+        bias = self.position.bias(mask.query_at[:, None, :, None], mask.key_at[:, None, None, :], q[:, None])
         scores = scores if bias is None else scores + bias
         if self.kind == "softmax":
             weights = masked_softmax(scores if allowed is None else scores.masked_fill(~allowed, float("-inf")))
@@ -155,11 +159,11 @@ class Gau(Mixer[Past]):
         return self.drop(self.weights(weights))[:, 0] @ values
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        """All pairs of the blocks that hold any that may look, whatever the pattern spares."""
+        """Count all pairs of the computed blocks, whatever the pattern masks."""
         pairs = length * (past + length)
         if past == 0 and self.pattern.causal:
-            ends = range(BLOCK, length + BLOCK, BLOCK)
-            pairs = sum((min(end, length) - end + BLOCK) * min(end, length) for end in ends)
+            ends = range(QUERY_BLOCK, length + QUERY_BLOCK, QUERY_BLOCK)
+            pairs = sum((min(end, length) - end + QUERY_BLOCK) * min(end, length) for end in ends)
         each = self.dim + self.hidden
         kept = (past + length + 1) * each * self.unit.out.weight.element_size() if self.streams else 0
         return Cost(self.unit.flops * length + 2 * pairs * each, kept)

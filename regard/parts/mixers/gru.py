@@ -1,6 +1,6 @@
-"""Gated recurrent unit: a recurrence that mixes its state with a candidate, with fewer gates than an LSTM and no cell.
+"""Gated recurrent unit (GRU): a recurrence with fewer gates than an LSTM, and no cell.
 
-    r, z = sigmoid(W [x_t; h_(t-1)] + b)                what to forget, and what to keep
+    r, z = sigmoid(W [x_t; h_(t-1)] + b)                reset gate, and update gate
     n    = tanh(W_x x_t + b_x + r * (W_h h_(t-1) + b_h))
     h_t  = (1 - z) * n + z * h_(t-1)
 
@@ -11,13 +11,13 @@ from regard.bases.recurrent import Recurrent
 
 
 class Gru(Recurrent):
-    """A GRU, by torch's kernel.
+    """A GRU, computed by torch.
 
     hidden:  channels of a state, and of the output in each direction; None: the width.
-    layers:  one above the other.
-    both:    also read backwards; the whole sequence is then needed at once, and the output is twice as wide.
-    begin:   "zeros", or "memory": the last states of the encoder's recurrent mixers, where it has any.
-    dropout: between the layers.
+    layers:  number of stacked layers.
+    both:    bidirectional; the whole sequence is then needed at once, and the output is twice as wide.
+    begin:   initial state: "zeros", or "memory": the final states of the encoder's recurrent mixers, if it has any.
+    dropout: dropout between the layers.
     """
 
     kind = "gru"

@@ -1,10 +1,10 @@
-"""Infini-attention: attention within a segment, and one matrix per head that remembers all segments before it.
+"""Infini-attention: attention within a segment, plus a matrix memory per head of all segments before it.
 
     local    a_i = causal softmax attention among the positions of the segment
     memory   m_i = s(q_i) M / s(q_i) z                                      s(x) = elu(x) + 1
     output   o_i = g m_i + (1 - g) a_i                                      g = sigmoid(beta), one for each head
     then     M <- M + s(K)^T V,   z <- z + sum of s(K)                      update "linear"
-             M <- M + s(K)^T (V - s(K) M / s(K) z), z likewise              update "delta": only what is new
+             M <- M + s(K)^T (V - s(K) M / s(K) z), z likewise              update "delta"
 
 Munkhdalai et al. 2024, "Leave No Context Behind", arXiv:2404.07143. In the first segment the memory is empty, m is 0/0
 and the output is a alone.
@@ -20,32 +20,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.bases import Attend, AttentionMask
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.bases.segments import Turn, cut, join, turns
 from regard.core import Context, Cost, Growth, Mixer, Pattern, Position, Score, UserError, part
-from regard.ops.fading import exact, with_ones
+from regard.ops.fading import accumulation_dtype, with_ones
 from regard.pattern.analysis import pairs
 from regard.schema import name_of
 
 UPDATES = ("linear", "delta")
-LEAST = 1e-10  # of what is divided by
+EPS = 1e-10  # smallest divisor
 CAUSAL = Pattern.parse("causal")
 
 
 class Past(NamedTuple):
-    """The segment at hand, and all before it."""
+    """The cache of the current segment, and the memory of all before it."""
 
-    keys: Tensor  # (batch, slots + 1, heads, dim), before any position; the last slot takes what is not real
+    keys: Tensor  # (batch, slots + 1, heads, dim), before any position is applied; the last slot is for padding
     values: Tensor  # (batch, slots + 1, heads, dim)
-    memory: Tensor  # (batch, heads, dim, dim + 1): M, and z as its last column; at least in single precision
+    memory: Tensor  # (batch, heads, dim, dim + 1): M, with z as the last column; in float32 or better
 
 
 class Infini(Mixer[Past]):
-    """segment: positions that look at each other.
-    update:   of the memory when a segment is full: "linear" or "delta".
+    """segment: positions in a segment.
+    update:   how the memory is updated when a segment is full: "linear" or "delta".
     dim:      channels of a head; None: width / heads.
-    position: of the local attention, counted within the segment. The memory knows no places.
-    bias:     of the maps.
+    position: position of the local attention, counted within the segment. The memory has no positions.
+    bias:     the projections have a bias.
     """
 
     restarts = True
@@ -95,26 +95,26 @@ class Infini(Mixer[Past]):
     def start(self, context: Context, capacity: int) -> Past:
         batch, like = context.positions.shape[0], self.q.weight
         buffer = (batch, min(self.segment, capacity) + 1, self.heads, self.dim)
-        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=exact(like.dtype))
+        memory = like.new_zeros(batch, self.heads, self.dim, self.dim + 1, dtype=accumulation_dtype(like.dtype))
         return Past(like.new_zeros(buffer), like.new_zeros(buffer), memory)
 
     def step(self, x: Tensor, state: Past, context: Context) -> tuple[Tensor, Past]:
         if context.pattern is not None:
-            raise UserError("the memory holds everything, so infini cannot follow a pattern given with the batch")
+            raise UserError("the memory holds all positions, so infini cannot follow a pattern given with the batch")
         q, k, v = (m(x).unflatten(-1, (self.heads, self.dim)) for m in (self.q, self.k, self.v))
         made, outputs = turns(context, self.segment), []
         for turn, *own in zip(made, *(cut(t, made) for t in (q, k, v)), strict=True):
-            state = Past(grown(state.keys, turn.end), grown(state.values, turn.end), state.memory)
+            state = Past(grow_slots(state.keys, turn.end), grow_slots(state.values, turn.end), state.memory)
             full = (turn.count > 0) & (turn.begin >= self.segment) & (turn.inside == 0)
             if bool(full.any()):
                 memory = torch.where(full[:, None, None, None], self.absorb(state), state.memory)
-                state = Past(state.keys.clone(), state.values.clone(), memory)  # the step may be taken back
+                state = Past(state.keys.clone(), state.values.clone(), memory)  # so that the step can be undone
             y, state = self._segment(*own, state, turn)
             outputs.append(y.transpose(1, 2).flatten(-2))
         return self.out(join(outputs, made, context)), state
 
     def _segment(self, q: Tensor, k: Tensor, v: Tensor, state: Past, turn: Turn) -> tuple[Tensor, Past]:
-        """The next positions of a segment: q, k and v (batch, n, heads, dim) -> (batch, heads, n, dim)."""
+        """Process the next positions of a segment: q, k and v (batch, n, heads, dim) -> (batch, heads, n, dim)."""
         slot = torch.where(turn.valid, turn.at, state.keys.shape[1] - 1)
         state = Past(write(state.keys, slot, k), write(state.values, slot, v), state.memory)
         if not turn.opens:
@@ -122,9 +122,9 @@ class Infini(Mixer[Past]):
         at = torch.arange(k.shape[1], device=k.device)[None]
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         ready = self.score.query(self.position.query(q, turn.at))
-        plain = self.score.query(self.position.probe(q)) if self.position.asks else ready
-        see = AttentionMask(CAUSAL, turn.at, at, from_start=turn.opens)
-        y = self.attend(ready, self.position.key(k, at), v, see, self.score, self.position, plain)
+        plain = self.score.query(self.position.bias_query(q)) if self.position.needs_query else ready
+        mask = AttentionMask(CAUSAL, turn.at, at, from_start=turn.opens)
+        y = self.attend(ready, self.position.key(k, at), v, mask, self.score, self.position, plain)
         later = turn.begin >= self.segment  # (batch,) not the first segment
         if not bool(later.any()):
             return y, state
@@ -132,13 +132,13 @@ class Infini(Mixer[Past]):
         return torch.lerp(y, self.recall(q, state.memory).to(y.dtype), share.to(y.dtype)), state
 
     def recall(self, q: Tensor, memory: Tensor) -> Tensor:
-        """What the memory holds for q (batch, heads, n, dim), in the memory's precision."""
+        """Return what the memory holds for q (batch, heads, n, dim), in the precision of the memory."""
         with torch.autocast(q.device.type, enabled=False):
             read = feature(q.to(memory.dtype)) @ memory
-        return read[..., :-1] / read[..., -1:].clamp(min=LEAST)
+        return read[..., :-1] / read[..., -1:].clamp(min=EPS)
 
     def absorb(self, state: Past) -> Tensor:
-        """The memory once it has taken up a full segment: (batch, heads, dim, dim + 1)."""
+        """Return the memory (batch, heads, dim, dim + 1) updated with a full segment."""
         k, v = (t[:, : self.segment].transpose(1, 2).to(state.memory.dtype) for t in state[:2])
         if self.update == "delta":
             v = v - self.recall(k, state.memory)
@@ -146,15 +146,15 @@ class Infini(Mixer[Past]):
             return state.memory + feature(k).mT @ with_ones(v)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        all_, size = past + length, self.q.weight.element_size()
+        total, size = past + length, self.q.weight.element_size()
         inner, matrix = self.heads * self.dim, self.heads * self.dim * (self.dim + 1)
-        looks = pairs(CAUSAL & Pattern.parse(f"block({self.segment})"), length, past)
-        flops = 2 * length * 4 * self.width * inner + round(looks * 4 * inner)
-        flops += self.position.flops(length, min(self.segment, all_), looks)
-        flops += 2 * matrix * max(all_ - max(past, self.segment), 0)  # nothing is recalled in the first segment
-        full = (all_ - 1) // self.segment - (max(past, 1) - 1) // self.segment
+        attended = pairs(CAUSAL & Pattern.parse(f"block({self.segment})"), length, past)
+        flops = 2 * length * 4 * self.width * inner + round(attended * 4 * inner)
+        flops += self.position.flops(length, min(self.segment, total), attended)
+        flops += 2 * matrix * max(total - max(past, self.segment), 0)  # the first segment has no memory
+        full = (total - 1) // self.segment - (max(past, 1) - 1) // self.segment
         flops += 2 * matrix * full * self.segment * (2 if self.update == "delta" else 1)
-        buffer = 2 * (min(self.segment, all_) + 1) * inner * size
+        buffer = 2 * (min(self.segment, total) + 1) * inner * size
         return Cost(flops, buffer + matrix * max(size, 4))
 
     def growth(self) -> Growth:

@@ -1,11 +1,11 @@
-"""Involution: a convolution turned inside out. A kernel belongs to a place, which makes it from its own vector, and is
-shared by many channels; a convolution's belongs to a channel and is shared by all places.
+"""Involution: the kernel of a position is computed from its own vector and shared by many channels, whereas the kernel
+of a convolution belongs to a channel and is shared by all positions.
 
-    H_t   = W_span relu(norm(W_reduce x_t))                    a kernel for each group of channels
+    H_t   = W_span relu(norm(W_reduce x_t))                    one kernel per group of channels
     y_t,c = sum over k of  H_t,g(c),k  x_(t+k),c               the last `size` positions, or as many around t
 
-Li et al. 2021, "Involution: Inverting the Inherence of Convolution for Visual Recognition", arXiv:2103.06255. There a
-place is a pixel and a kernel a square of size^2; here that is `columns`, and a line of positions is the default.
+Li et al. 2021, "Involution: Inverting the Inherence of Convolution for Visual Recognition", arXiv:2103.06255. In the
+paper a position is a pixel and a kernel a square of size^2; here that is `columns`, and the default is one-dimensional.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from regard.core import Context, Cost, Growth, Mixer, Norm, UserError, part
 
 
 class Recent(NamedTuple):
-    """What a kernel may still reach."""
+    """The last inputs of the kernels."""
 
-    inputs: Tensor  # (batch, size - 1, width), the oldest first, zeros before the beginning
+    inputs: Tensor  # (batch, size - 1, width), oldest first, zeros before the start
 
 
 class Involution(Mixer[Recent]):
-    """Kernels made where they are used.
+    """A convolution whose kernels are computed from the input.
 
-    size:      positions that a kernel covers, or the side of its square.
-    group:     channels that share a kernel.
-    reduction: the width goes down by this factor between the two maps that make kernels.
-    norm:      between those. The paper has batch norm, which looks ahead while it trains.
-    causal:    look back only; else to both sides, and the whole sequence is needed at once.
-    columns:   the sequence is an image with rows of so many pixels, read row by row, and kernels are squares around a
-               pixel; None: it is a line.
+    size:      kernel size, or side of the square kernel.
+    group:     number of channels that share a kernel.
+    reduction: the kernels are computed through a bottleneck of width / reduction channels.
+    norm:      norm in the bottleneck. The paper has batch norm, which sees the future in training.
+    causal:    see earlier positions only; otherwise both sides, and the whole sequence is needed at once.
+    columns:   the sequence is an image with rows of so many pixels, read row by row, and kernels are square_windows
+               around a pixel; None: it is one-dimensional.
     """
 
     examples = (
@@ -64,13 +64,13 @@ class Involution(Mixer[Recent]):
             )
         if columns is not None and (columns < 1 or causal or size % 2 == 0):
             raise UserError(
-                "kernels on an image of columns (at least 1) look to all sides: say causal = false, and an odd size"
+                "kernels on an image of columns (at least 1) see all sides: set causal = false, and an odd size"
             )
         self.width, self.size, self.group, self.causal, self.columns = width, size, group, causal, columns
         self.groups, self.taps = width // group, size if columns is None else size**2
         self.norm = part(Norm, norm, width=width // reduction)
-        plain = not any(True for _ in self.norm.parameters())  # then nothing else moves the relu
-        self.reduce = nn.Linear(width, width // reduction, bias=plain)
+        needs_bias = not any(True for _ in self.norm.parameters())  # the norm has none
+        self.reduce = nn.Linear(width, width // reduction, bias=needs_bias)
         self.span = nn.Linear(width // reduction, self.groups * self.taps)
 
     @property
@@ -78,7 +78,7 @@ class Involution(Mixer[Recent]):
         return self.causal
 
     def kernels(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """x (batch, time, width) -> (batch, time, groups, taps)"""
+        """Return the kernels (batch, time, groups, taps) of x (batch, time, width)."""
         made = self.span(F.relu(self.norm(self.reduce(x), valid)))
         return made.unflatten(-1, (self.groups, self.taps))
 
@@ -91,11 +91,13 @@ class Involution(Mixer[Recent]):
 
     def step(self, x: Tensor, state: Recent, context: Context) -> tuple[Tensor, Recent]:
         if not self.causal:
-            raise UserError("an involution to both sides needs the whole sequence at once, so it does not step")
-        reach = torch.cat((state.inputs, x), 1)  # (batch, size - 1 + time, width)
-        newest = context.lengths[:, None] + torch.arange(self.size - 1, device=x.device)  # the last real ones of a row
-        recent = reach.gather(1, newest[..., None].expand(-1, -1, self.width))
-        return self._line(reach, self.kernels(x, context.valid)), Recent(recent)
+            raise UserError("an involution over both sides needs the whole sequence at once, so it does not step")
+        padded = torch.cat((state.inputs, x), 1)  # (batch, size - 1 + time, width)
+        newest = context.lengths[:, None] + torch.arange(
+            self.size - 1, device=x.device
+        )  # the last valid ones of each row
+        recent = padded.gather(1, newest[..., None].expand(-1, -1, self.width))
+        return self._convolve(padded, self.kernels(x, context.valid)), Recent(recent)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         kernels = self.kernels(x, context.valid)
@@ -103,13 +105,13 @@ class Involution(Mixer[Recent]):
             x = x.masked_fill(~context.valid[..., None], 0.0)
         if self.columns is not None:
             image = F.pad(x, (0, 0, 0, -x.shape[1] % self.columns)).unflatten(1, (-1, self.columns))
-            return involve(squares(image.permute(0, 3, 1, 2), self.size)[:, : x.shape[1]], kernels)
+            return apply_kernels(square_windows(image.permute(0, 3, 1, 2), self.size)[:, : x.shape[1]], kernels)
         before = self.size - 1 if self.causal else (self.size - 1) // 2
-        return self._line(F.pad(x, (0, 0, before, self.size - 1 - before)), kernels)
+        return self._convolve(F.pad(x, (0, 0, before, self.size - 1 - before)), kernels)
 
-    def _line(self, reach: Tensor, kernels: Tensor) -> Tensor:
-        """reach (batch, size - 1 + time, width) -> (batch, time, width)"""
-        return involve(reach.unfold(1, self.size, 1), kernels)
+    def _convolve(self, padded: Tensor, kernels: Tensor) -> Tensor:
+        """Apply the kernels to `padded` (batch, size - 1 + time, width): (batch, time, width)."""
+        return apply_kernels(padded.unfold(1, self.size, 1), kernels)
 
     def cost(self, length: int, past: int = 0) -> Cost:
         each = self.reduce.weight.numel() + self.span.weight.numel() + self.width * self.taps
@@ -123,14 +125,14 @@ class Involution(Mixer[Recent]):
         yield self.span.weight
 
 
-def involve(seen: Tensor, kernels: Tensor) -> Tensor:
-    """What each place sees (batch, places, channels, taps), weighed by its kernels (batch, places, groups, taps) ->
-    (batch, places, channels)."""
-    return (seen.unflatten(2, (kernels.shape[2], -1)) @ kernels[..., None]).flatten(2)
+def apply_kernels(windows: Tensor, kernels: Tensor) -> Tensor:
+    """Weight the window of each position (batch, positions, channels, taps) by its kernels (batch, positions, groups,
+    taps): (batch, positions, channels)."""
+    return (windows.unflatten(2, (kernels.shape[2], -1)) @ kernels[..., None]).flatten(2)
 
 
-def squares(image: Tensor, size: int, stride: int = 1) -> Tensor:
-    """The pixels around each pixel, or around every `stride`-th: (batch, channels, height, width) ->
-    (batch, places, channels, size^2), zeros beyond the edges."""
-    seen = F.unfold(image, size, padding=(size - 1) // 2, stride=stride)  # (batch, channels * size^2, places)
-    return seen.unflatten(1, (image.shape[1], -1)).permute(0, 3, 1, 2)
+def square_windows(image: Tensor, size: int, stride: int = 1) -> Tensor:
+    """Return the pixels around each pixel, or around every `stride`-th, with zero padding: (batch, channels, height,
+    width) -> (batch, positions, channels, size^2)."""
+    windows = F.unfold(image, size, padding=(size - 1) // 2, stride=stride)  # (batch, channels * size^2, positions)
+    return windows.unflatten(1, (image.shape[1], -1)).permute(0, 3, 1, 2)

@@ -1,10 +1,9 @@
-"""Linformer: keys and values are summed over positions into a few, so that the work grows with the length and not with
-its square.
+"""Linformer: keys and values are projected over positions to a fixed number, so that the cost is linear in the length.
 
     y = softmax(q (E^T k)^T / sqrt(dim)) (F^T v)          E and F (length, rank), learned
 
-Every position has weights of its own in E and F, so there are only as many as it was made for; a shorter sequence uses
-the first ones. Each of the few holds something of every position, so there is no causal form of it.
+Every position has its own weights in E and F, so the maximum length is fixed; a shorter sequence uses the first rows.
+Each projected key depends on all positions, so there is no causal form.
 
 Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", arXiv:2006.04768.
 """
@@ -24,14 +23,14 @@ SHARES = ("none", "heads", "kv", "layers")
 
 
 class Linformer(MultiHead):
-    """length: the longest sequence.
-    rank:      keys and values that are left of it.
-    share:     "none": every head has an E and an F; "heads": all heads have one of each; "kv": and E is F; "layers":
-               and all layers of the stack have the same one.
-    kv_heads:  key and value heads, shared by groups of query heads.
+    """length: maximum sequence length.
+    rank:      number of projected keys and values.
+    share:     "none": every head has its own E and F; "heads": all heads share E and F; "kv": and E is F; "layers": and
+               all layers of the stack share it.
+    kv_heads:  number of key and value heads, each shared by a group of query heads.
     dim:       channels of a head; None: width / heads.
-    bias:      the maps q, k, v, o that have one: True all, False none, or their letters.
-    norm:      on the heads' output before the last map.
+    bias:      which of the projections q, k, v, o have a bias: True for all, False for none, or their letters.
+    norm:      norm on the output of the heads, before the output projection.
     """
 
     streams = False  # type: ignore[assignment]
@@ -68,29 +67,32 @@ class Linformer(MultiHead):
         self.limit, self.rank, self.share = length, rank, share
         shared = place.shared if place is not None and share == "layers" else {}
         name = ("linformer", length, rank)
-        self.down_k = shared[name] if name in shared else shared.setdefault(name, self._new())
-        self.down_v = self._new() if share in ("none", "heads") else self.down_k
+        self.down_k = shared[name] if name in shared else shared.setdefault(name, self._new_projection())
+        self.down_v = self._new_projection() if share in ("none", "heads") else self.down_k
 
-    def _new(self) -> nn.Parameter:
-        """(kv_heads or 1, length, rank)"""
+    def _new_projection(self) -> nn.Parameter:
+        """Return an initialized projection (kv_heads or 1, length, rank)."""
         assert self.limit is not None
-        spread = (2 / (self.limit + self.rank)) ** 0.5
+        std = (2 / (self.limit + self.rank)) ** 0.5
         heads = self.kv_heads if self.share == "none" else 1
-        return nn.Parameter(torch.empty(heads, self.limit, self.rank).normal_(std=spread))
+        return nn.Parameter(torch.empty(heads, self.limit, self.rank).normal_(std=std))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if context.pattern is not None:
             raise UserError("linformer sums over all positions, so it cannot follow a pattern given with the batch")
         if x.shape[1] > self.limit:
-            raise UserError(f"linformer was made for {self.limit} positions, and here are {x.shape[1]}: set its length")
+            raise UserError(f"linformer has {self.limit} positions, and the input {x.shape[1]}: raise its length")
         at = context.positions[:1] if context.from_start else context.positions
         keys, values = self.keys(x, at)
-        keys, values = self._shrink(keys, self.down_k, context), self._shrink(values, self.down_v, context)
-        see = AttentionMask(self.pattern, at, torch.arange(self.rank, device=x.device)[None])
-        return self.look(x, keys, values, see, context.valid)
+        keys, values = (
+            self._project_positions(keys, self.down_k, context),
+            self._project_positions(values, self.down_v, context),
+        )
+        mask = AttentionMask(self.pattern, at, torch.arange(self.rank, device=x.device)[None])
+        return self.look(x, keys, values, mask, context.valid)
 
-    def _shrink(self, x: Tensor, down: Tensor, context: Context) -> Tensor:
-        """x (batch, time, kv_heads, dim) -> (batch, rank, kv_heads, dim)"""
+    def _project_positions(self, x: Tensor, down: Tensor, context: Context) -> Tensor:
+        """Project x (batch, time, kv_heads, dim) over positions: (batch, rank, kv_heads, dim)."""
         if context.valid is not None:
             x = x.masked_fill(~context.valid[..., None, None], 0.0)
         down = down[:, : x.shape[1]]
@@ -106,8 +108,8 @@ class Linformer(MultiHead):
 
     def cost(self, length: int, past: int = 0) -> Cost:
         weights = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.out))
-        looks = length * self.rank * 4 * self.heads * self.dim
-        return Cost(2 * length * (weights + 2 * self.rank * self.kv_heads * self.dim) + looks, 0)
+        attention = length * self.rank * 4 * self.heads * self.dim
+        return Cost(2 * length * (weights + 2 * self.rank * self.kv_heads * self.dim) + attention, 0)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.rank}·d", "1", "1")

@@ -1,11 +1,11 @@
-"""Dilated attention: branches that see every so many places of ever longer segments, so that what is near is seen
-densely and what is far thinly, at a cost that grows with the length and no faster.
+"""Dilated attention: branches attend to every r-th position of ever longer segments, so that near positions are seen
+densely and far ones sparsely, at a cost that is linear in the length.
 
-    branch i     head h at the places  h mod r_i  modulo r_i  of each segment of w_i, softmax attention among them: y_i
+    branch i     head h attends among the positions = h mod r_i (modulo r_i) of each segment of w_i: y_i
     together     y = sum of share_i y_i,      share_i = sum of exp(scores_i) / the same sum over all branches
 
 Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens", arXiv:2307.02486. So y is one softmax, in
-which a key counts as often as branches reach it: that is how it steps, on a cache of the longest segment.
+which a key counts once per branch that reaches it: that is how it steps, with a cache of the longest segment.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 from regard.bases import Attend, AttentionMask, blocks
 from regard.bases.multihead import MultiHead
 from regard.core import Norm, Pattern, Place, Position, Score, UserError, find
-from regard.ops.join import join
+from regard.ops.join import merge
 from regard.pattern.algebra import Both, cycle
-from regard.pattern.analysis import blind
+from regard.pattern.analysis import first_blind_query
 from regard.schema import name_of
 
 
 class LongNet(MultiHead):
-    """segments: of each branch, in positions: [2048, 4096, 8192].
-    rates:    of each branch, the distance between places that see each other: [1, 2, 4]. One must be 1.
-    causal:   nobody looks ahead; false in an encoder.
-    offsets:  "turns": head h begins at place h modulo the rate, as in the paper; "groups": neighbouring heads begin at
-              the same place, as in torchscale and in models trained with it.
-    shares:   "learned": the branches' shares have a gradient; "constant": whole sequences are learned from as if they
-              had none, as in torchscale.
-    The others are attention's.
+    """segments: segment length of each branch: [2048, 4096, 8192].
+    rates:    dilation of each branch: [1, 2, 4]. One must be 1.
+    causal:   attend to earlier positions only; false in an encoder.
+    offsets:  "turns": head h starts at position h modulo the rate, as in the paper; "groups": neighboring heads start
+              at the same position, as in torchscale and in models trained with it.
+    shares:   "learned": gradients flow through the branches' shares; "constant": for union sequences they do not, as in
+              torchscale.
+    The other arguments are those of attention.
     """
 
     examples = (
@@ -65,21 +65,21 @@ class LongNet(MultiHead):
         if shares not in ("learned", "constant"):
             raise UserError(f"shares must be 'learned' or 'constant', not '{shares}'")
         branches = _branches(segments, rates, heads, offsets, causal)
-        whole = branches[0]
+        union = branches[0]
         for branch in branches[1:]:
-            whole = whole | branch
-        lost = blind(whole, 2 * max(segments))
-        if lost is not None:
+            union = union | branch
+        blind_at = first_blind_query(union, 2 * max(segments))
+        if blind_at is not None:
             raise UserError(
-                f"segments {segments} with rates {rates} leave position {lost} with nothing to see: let a "
-                "branch have rate 1"
+                f"segments {segments} with rates {rates} leave position {blind_at} with nothing to attend to: give a "
+                "branch rate 1"
             )
         super().__init__(
             width,
             heads,
             kv_heads=kv_heads,
             dim=dim,
-            pattern=whole,
+            pattern=union,
             position=position,
             score=score,
             bias=bias,
@@ -88,10 +88,12 @@ class LongNet(MultiHead):
             weight_dropout=weight_dropout,
             place=place,
         )
-        if self.position.acts("read"):
-            raise UserError(f"position '{name_of(self.position)}' reads the weights, which branches do not have")
-        self.position = Counted(self.position, branches, heads)
-        self.attend = Apart(branches, whole, shares == "learned", kernel, weight_dropout)
+        if self.position.acts("output_bias"):
+            raise UserError(
+                f"position '{name_of(self.position)}' needs the attention weights, which branches do not have"
+            )
+        self.position = WithKeyCounts(self.position, branches, heads)
+        self.attend = BranchAttend(branches, union, shares == "learned", kernel, weight_dropout)
 
 
 def _branches(segments: list, rates: list, heads: int, offsets: str, causal: bool) -> list[Pattern]:
@@ -101,22 +103,22 @@ def _branches(segments: list, rates: list, heads: int, offsets: str, causal: boo
         raise UserError(f"offsets must be 'turns' or 'groups', not '{offsets}'")
     made: list[Pattern] = []
     for segment, rate in zip(segments, rates, strict=True):
-        comb = find(Pattern, "comb")(segment, rate)  # which refuses what is no segment or no rate
+        comb = find(Pattern, "comb")(segment, rate)  # refuses invalid segments and rates
         if rate > 1:
-            begins = [h % rate if offsets == "turns" else h // math.ceil(heads / rate) for h in range(heads)]
-            round_of = rate if offsets == "turns" and heads % rate == 0 else heads
-            comb = find(Pattern, "comb")(segment, rate, tuple(begins[:round_of]))
+            starts = [h % rate if offsets == "turns" else h // math.ceil(heads / rate) for h in range(heads)]
+            cycle_length = rate if offsets == "turns" and heads % rate == 0 else heads
+            comb = find(Pattern, "comb")(segment, rate, tuple(starts[:cycle_length]))
         made.append(Pattern.parse("causal") & comb if causal else comb)
     return made
 
 
-class Counted(Position):
-    """Another position, to whose bias is added how often a key counts."""
+class WithKeyCounts(Position):
+    """A position whose bias is increased by the log of the number of branches that reach each key."""
 
     def __init__(self, inner: Position, branches: list[Pattern], heads: int):
         super().__init__()
         self.inner, self.branches, self.heads = inner, branches, heads
-        self.limit, self.asks = inner.limit, inner.asks
+        self.limit, self.needs_query = inner.limit, inner.needs_query
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
         return self.inner.query(q, at)
@@ -124,8 +126,8 @@ class Counted(Position):
     def key(self, k: Tensor, at: Tensor) -> Tensor:
         return self.inner.key(k, at)
 
-    def probe(self, q: Tensor) -> Tensor:
-        return self.inner.probe(q)
+    def bias_query(self, q: Tensor) -> Tensor:
+        return self.inner.bias_query(q)
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         counts = [cycle(branch.allows(query_at, key_at), self.heads).to(q.dtype) for branch in self.branches]
@@ -133,44 +135,45 @@ class Counted(Position):
         own = self.inner.bias(query_at, key_at, q)
         return count if own is None else count + own
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        return self.inner.flops(queries, keys, looks)
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        return self.inner.flops(queries, keys, pairs)
 
 
-class Apart(Attend):
-    """Attention over each branch by itself, and joined, where a sequence is long; else over all at once."""
+class BranchAttend(Attend):
+    """Computes long sequences branch by branch and joins the results; shorter ones as one attention over all
+    branches."""
 
-    def __init__(self, branches: list[Pattern], whole: Pattern, learned: bool, kernel: str, dropout: float):
+    def __init__(self, branches: list[Pattern], union: Pattern, learned: bool, kernel: str, dropout: float):
         super().__init__(kernel, dropout)
-        self.branches, self.whole, self.learned = branches, whole, learned
+        self.branches, self.union, self.learned = branches, union, learned
 
     def forward(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        see: AttentionMask,
+        mask: AttentionMask,
         score: Score,
         position: Position,
         plain: Tensor | None = None,
     ) -> Tensor:
-        if not self._pays(q, see, score):
-            return super().forward(q, k, v, see, score, position, plain)
+        if not self._is_faster(q, mask, score):
+            return super().forward(q, k, v, mask, score, position, plain)
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (t.to(torch.get_autocast_dtype(q.device.type)) for t in (q, k, v))
-        assert isinstance(position, Counted)
+        assert isinstance(position, WithKeyCounts)
         drop, plain = self.dropout if self.training else 0.0, q if plain is None else plain
         parts = []
         for branch in self.branches:
-            if isinstance(see.pattern, Both) and see.pattern.one is self.whole:  # the batch adds a pattern of its own
-                branch = branch & see.pattern.two
-            there = see._replace(pattern=branch)
-            parts.append(blocks.partly(q, k, v, there, position.inner, plain, drop))
-        return join(parts, self.learned).y
+            if isinstance(mask.pattern, Both) and mask.pattern.one is self.union:  # the batch adds a pattern of its own
+                branch = branch & mask.pattern.two
+            branch_mask = mask._replace(pattern=branch)
+            parts.append(blocks.attend_partially(q, k, v, branch_mask, position.inner, plain, drop))
+        return merge(parts, self.learned).y
 
-    def _pays(self, q: Tensor, see: AttentionMask, score: Score) -> bool:
-        if self.weights.watched or not score.is_dot or not see.from_start or self.kernel not in ("auto", "blocks"):
+    def _is_faster(self, q: Tensor, mask: AttentionMask, score: Score) -> bool:
+        if self.weights.watched or not score.is_dot or not mask.from_start or self.kernel not in ("auto", "blocks"):
             return False
-        least = blocks.LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
+        min_length = blocks.MIN_LENGTH["cpu" if q.device.type == "cpu" else "cuda"]
         constant = not self.learned and torch.is_grad_enabled()
-        return self.kernel == "blocks" or constant or q.shape[2] >= least
+        return self.kernel == "blocks" or constant or q.shape[2] >= min_length

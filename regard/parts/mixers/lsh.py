@@ -1,15 +1,17 @@
-"""LSH attention: a position looks only at those that a random hash puts into its bucket, and similar ones mostly are.
+"""LSH attention: a position attends only to those that a random hash puts into the same bucket, which are mostly
+similar.
 
     score_ij = q_i . k_j,      k_j = q_j / |q_j|
     y_i = softmax over the j in i's bucket, in one round of hashing or another, j other than i
 
-Queries and keys are one map, so that they fall into the same buckets; a position then likes itself best, and sees
-itself only where it sees nothing else. Sorted by bucket, the sequence is cut into chunks that see themselves and their
-neighbours, so the work grows with the length alone.
+Queries and keys share one projection, so that they fall into the same buckets; a position then scores itself highest,
+and attends to itself only if there is nothing else. Sorted by bucket, the sequence is cut into chunks that attend to
+themselves and their neighbors, so the cost is linear in the length.
 
-Where such chunks begin depends on the buckets of all positions, later ones too: what a position sees would change with
-the future, and no cut into steps could give the same. So the causal form sees the last `before * size` positions of the
-bucket: what the paper's chunks hold, but for where they begin. Those of the paper are cut = "chunks".
+Where such chunks begin depends on the buckets of all positions, later ones too: the output of a position would depend
+on the future, and on how a sequence is cut into steps. So the causal form attends to the last `before * size` positions
+of the
+bucket: what the paper's chunks hold, except for where they begin. The chunks of the paper are cut = "chunks".
 
 Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451.
 """
@@ -22,37 +24,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.cache import grown, write
+from regard.bases.cache import grow_slots, write
 from regard.core import Context, Cost, Growth, Mixer, Norm, Tap, UserError, part
 from regard.ops import lsh
 
-FEW = 64  # a step of more positions than this sorts the whole sequence again
+MAX_SHORT_STEP = 64  # a longer step sorts the whole sequence again
 
 
-class Hashed(NamedTuple):
-    """Keys, values and buckets of all positions; the last place takes what is not real."""
+class LshCache(NamedTuple):
+    """Keys, values and buckets of all positions; the last slot is for padding."""
 
-    keys: Tensor  # (batch, places + 1, heads, dim)
-    values: Tensor  # (batch, places + 1, heads, dim)
-    buckets: Tensor  # (batch, places + 1, heads, rounds)
+    keys: Tensor  # (batch, capacity + 1, heads, dim)
+    values: Tensor  # (batch, capacity + 1, heads, dim)
+    buckets: Tensor  # (batch, capacity + 1, heads, rounds)
 
 
-class Lsh(Mixer[Hashed]):
-    """buckets: of each round, an even number; a list: hashed each for itself, their product in all.
-    rounds:     of hashing, each with its own rotations.
-    size:       positions of a chunk.
-    before:     chunks before its own that a query sees; after: those behind it.
-    causal:     only what came earlier.
-    cut:        "bucket": the last `before * size` of the bucket; "chunks": of the sorted order, as in the paper, for
-                whole sequences only. None: "bucket" if it is causal.
-    across:     also what other buckets have in those chunks (Hugging Face).
-    repeats:    what is found in several rounds counts several times (Hugging Face).
-    seed:       of the rotations; None: drawn as weights are, anew in each layer.
+class Lsh(Mixer[LshCache]):
+    """buckets: number of buckets per round, even; a list: their product, each factor hash by itself.
+    rounds:     rounds of hashing, each with its own rotations.
+    size:       positions in a chunk.
+    before:     number of chunks before its own that a query sees.
+    after:      number of chunks after its own that a query sees.
+    causal:     attend to earlier positions only.
+    cut:        "bucket": the last `before * size` positions of the bucket; "chunks": chunks of the sorted order, as in
+                the paper, for whole sequences only. None: "bucket" if it is causal.
+    across:     also attend to other buckets in those chunks (Hugging Face).
+    repeats:    a key found in several rounds counts several times (Hugging Face).
+    seed:       seed of the rotations; None: drawn like weights, differently in each layer.
     dim:        channels of a head; None: width / heads.
-    scale:      of scores. 1 in the authors' code; reformer-pytorch has 1/sqrt(dim).
-    eps:        added to the mean square of a key's channels before its root is divided by.
-    bias:       of the maps.
-    norm:       on the heads' output before the last map.
+    scale:      factor on the scores. 1 in the authors' code; reformer-pytorch has 1/sqrt(dim).
+    eps:        added to the mean square of a key's channels before it is normalized.
+    bias:       the projections have a bias.
+    norm:       norm on the output of the heads, before the output projection.
     """
 
     examples = (
@@ -99,22 +102,22 @@ class Lsh(Mixer[Hashed]):
             raise UserError(f"cut must be 'bucket' or 'chunks', not '{cut}'")
         if cut == "bucket" and (not causal or across or repeats or after or not before):
             raise UserError(
-                "cut = 'bucket' is a causal look at what came before in the own bucket, with before >= 1 and without "
-                "after, across and repeats: say cut = 'chunks'"
+                "cut = 'bucket' attends to earlier positions of the same bucket, with before >= 1 and without "
+                "after, across and repeats: set cut = 'chunks'"
             )
         self.width, self.heads, self.dim, self.rounds = width, heads, dim or width // heads, rounds
         near = before * size if cut == "bucket" else 0
-        self.rule = lsh.Rule(size, before, after, causal, near, across, repeats)
+        self.rule = lsh.LshRule(size, before, after, causal, near, across, repeats)
         self.scale, self.eps, self.weight_dropout = scale, eps, weight_dropout
         inner = heads * self.dim
         self.qk, self.v = nn.Linear(width, inner, bias=bias), nn.Linear(width, inner, bias=bias)
         self.out = nn.Linear(inner, width, bias=bias)
         self.norm = part(Norm, norm, width=inner)
         self.weights = Tap()
-        chance = None if seed is None else torch.Generator().manual_seed(seed)
-        place = {"device": "cpu"} if chance else {}  # the same numbers wherever the model is made
-        turns = torch.randn(heads, self.dim, rounds, sum(self.buckets) // 2, generator=chance, **place)
-        self.register_buffer("rotations", turns.to(self.qk.weight.device))
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        device = {"device": "cpu"} if generator else {}  # the same numbers on every device
+        rotations = torch.randn(heads, self.dim, rounds, sum(self.buckets) // 2, generator=generator, **device)
+        self.register_buffer("rotations", rotations.to(self.qk.weight.device))
         for linear in (self.qk, self.v, self.out):
             nn.init.xavier_uniform_(linear.weight)
             if bias:
@@ -124,78 +127,82 @@ class Lsh(Mixer[Hashed]):
     def streams(self) -> bool:  # type: ignore[override]
         return bool(self.rule.near)
 
-    def prepared(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (batch, time, width) -> queries, keys and values (batch, heads, time, dim)"""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (batch, heads, time, dim) of x (batch, time, width)."""
         qk, v = (m(x).unflatten(-1, (self.heads, self.dim)).transpose(1, 2) for m in (self.qk, self.v))
         return qk, self.keys(qk), v
 
     def keys(self, qk: Tensor) -> Tensor:
-        """(batch, heads, time, dim), all of one length: the scale of scores"""
+        """Normalize queries to keys (batch, heads, time, dim) whose length is the scale of the scores."""
         return qk * (qk.square().mean(-1, keepdim=True) + self.eps).rsqrt() * (self.scale * self.dim**-0.5)
 
-    def hashed(self, qk: Tensor) -> Tensor:
-        """qk (batch, heads, time, dim) -> (batch, heads, rounds, time)"""
+    def bucket_ids(self, qk: Tensor) -> Tensor:
+        """Return the bucket of each query: (batch, heads, time, dim) -> (batch, heads, rounds, time)."""
         return lsh.bucket(qk, self.rotations, self.buckets)
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor) -> Tensor:
-        """Whole sequences: q, k and v (batch, heads, time, dim) -> the same."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, lengths: Tensor) -> Tensor:
+        """Attend over whole sequences: q, k and v (batch, heads, time, dim) -> (batch, heads, time, dim)."""
         if self.weights.watched:
-            return self.weights(lsh.weigh(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
+            return self.weights(lsh.dense_weights(q, k, buckets, lengths, self.rule)).to(v.dtype) @ v
         drop = self.weight_dropout if self.training else 0.0
         y, total = lsh.attend(q, k, v, buckets, lengths, self.rule, drop)
         return torch.where(total.isneginf()[..., None], v, y)
 
-    def leave(self, y: Tensor, context: Context) -> Tensor:
+    def project_out(self, y: Tensor, context: Context) -> Tensor:
         return self.out(self.norm(y.transpose(1, 2).flatten(-2), context.valid))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         self._check(context)
-        q, k, v = self.prepared(x)
-        return self.leave(self.look(q, k, v, self.hashed(q), context.lengths), context)
+        q, k, v = self.project(x)
+        return self.project_out(self.attend(q, k, v, self.bucket_ids(q), context.lengths), context)
 
     def _check(self, context: Context) -> None:
         if context.pattern is not None:
-            raise UserError("lsh attention goes by its hash, so it cannot follow a pattern given with the batch")
+            raise UserError(
+                "lsh attention chooses keys by their hash, so it cannot follow a pattern given with the batch"
+            )
 
-    def start(self, context: Context, capacity: int) -> Hashed:
+    def start(self, context: Context, capacity: int) -> LshCache:
         shape = context.positions.shape[0], capacity + 1, self.heads
         like = self.qk.weight
         keys, values = like.new_zeros(*shape, self.dim), like.new_zeros(*shape, self.dim)
-        return Hashed(keys, values, torch.zeros(*shape, self.rounds, dtype=torch.int32, device=like.device))
+        return LshCache(keys, values, torch.zeros(*shape, self.rounds, dtype=torch.int32, device=like.device))
 
-    def step(self, x: Tensor, state: Hashed, context: Context) -> tuple[Tensor, Hashed]:
+    def step(self, x: Tensor, state: LshCache, context: Context) -> tuple[Tensor, LshCache]:
         if not self.streams:
-            raise UserError("with cut = 'chunks' what a position sees depends on later ones, so this lsh does not step")
+            raise UserError(
+                "with cut = 'chunks' the keys of a position depend on later ones, so this lsh does not step"
+            )
         self._check(context)
-        known = max(context.last + 1, 1)
-        state = Hashed(*(grown(tensor, known) for tensor in state))
-        room = state.keys.shape[1] - 1
-        q, k, v = self.prepared(x)
-        buckets = self.hashed(q).int()
+        end = max(context.last_position + 1, 1)
+        state = LshCache(*(grow_slots(tensor, end) for tensor in state))
+        last_slot = state.keys.shape[1] - 1
+        q, k, v = self.project(x)
+        buckets = self.bucket_ids(q).int()
         slot = context.positions
         if context.valid is not None:
-            slot = torch.where(context.valid, slot, room)
+            slot = torch.where(context.valid, slot, last_slot)
         new = (k.transpose(1, 2), v.transpose(1, 2), buckets.permute(0, 3, 1, 2))
-        state = Hashed(*(write(old, slot, some) for old, some in zip(state, new, strict=True)))
-        keys, values = (t[:, :known].transpose(1, 2) for t in state[:2])
-        old = state.buckets[:, :known].permute(0, 2, 3, 1)
-        if x.shape[1] > FEW:
-            queries = write(torch.zeros_like(state.keys), slot, q.transpose(1, 2))[:, :known].transpose(1, 2)
-            whole = self.look(queries, keys, values, old, context.positions[:, 0] + context.lengths)
-            at = context.positions.clamp(max=known - 1)[:, None].expand(-1, self.heads, -1)
-            return self.leave(lsh.pick(whole, at), context), state
-        y, alone = lsh.recall(q, keys, values, buckets, old, context.positions, self.rule.near)
-        return self.leave(torch.where(alone[..., None], v, y), context), state
+        state = LshCache(*(write(old, slot, some) for old, some in zip(state, new, strict=True)))
+        keys, values = (t[:, :end].transpose(1, 2) for t in state[:2])
+        old = state.buckets[:, :end].permute(0, 2, 3, 1)
+        if x.shape[1] > MAX_SHORT_STEP:
+            queries = write(torch.zeros_like(state.keys), slot, q.transpose(1, 2))[:, :end].transpose(1, 2)
+            whole = self.attend(queries, keys, values, old, context.positions[:, 0] + context.lengths)
+            at = context.positions.clamp(max=end - 1)[:, None].expand(-1, self.heads, -1)
+            return self.project_out(lsh.gather(whole, at), context), state
+        y, alone = lsh.attend_step(q, keys, values, buckets, old, context.positions, self.rule.near)
+        return self.project_out(torch.where(alone[..., None], v, y), context), state
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        whole, size, inner = past + length, self.rule.size, self.heads * self.dim
-        maps = sum(m.weight.numel() for m in (self.qk, self.v, self.out)) + self.rotations.numel()
-        if self.streams and length <= FEW:
-            looks = length * min(self.rounds * self.rule.near, whole)
+        total, size, inner = past + length, self.rule.size, self.heads * self.dim
+        projections = sum(m.weight.numel() for m in (self.qk, self.v, self.out)) + self.rotations.numel()
+        if self.streams and length <= MAX_SHORT_STEP:
+            pairs = length * min(self.rounds * self.rule.near, total)
         else:
-            looks = self.rounds * -(-whole // size) * size * self.rule.span
-        kept = (whole + 1) * (2 * inner * self.qk.weight.element_size() + 4 * self.heads * self.rounds)
-        return Cost(2 * length * maps + 4 * inner * looks, kept if self.streams else 0)
+            pairs = self.rounds * -(-total // size) * size * self.rule.span
+        kept = (total + 1) * (2 * inner * self.qk.weight.element_size() + 4 * self.heads * self.rounds)
+        return Cost(2 * length * projections + 4 * inner * pairs, kept if self.streams else 0)
 
     def growth(self) -> Growth:
         return Growth(f"n·{self.rounds * self.rule.span}·d", "log n", "log n")

@@ -1,6 +1,6 @@
-"""Long short-term memory: a recurrence whose cell is added to instead of overwritten, so that it can remember for long.
+"""Long short-term memory (LSTM): a recurrence with a gated cell, which can remember over long distances.
 
-    i, f, o  = sigmoid(W [x_t; h_(t-1)] + b)            what to let in, to keep and to show
+    i, f, o  = sigmoid(W [x_t; h_(t-1)] + b)            input, forget and output gates
     g        = tanh(W' [x_t; h_(t-1)] + b')
     c_t      = f * c_(t-1) + i * g,      h_t = o * tanh(c_t)
 
@@ -12,13 +12,13 @@ from regard.bases.recurrent import Recurrent
 
 
 class Lstm(Recurrent):
-    """An LSTM, by torch's kernel.
+    """An LSTM, computed by torch.
 
     hidden:  channels of a state, and of the output in each direction; None: the width.
-    layers:  one above the other.
-    both:    also read backwards; the whole sequence is then needed at once, and the output is twice as wide.
-    begin:   "zeros", or "memory": the last states of the encoder's recurrent mixers, where it has any.
-    dropout: between the layers.
+    layers:  number of stacked layers.
+    both:    bidirectional; the whole sequence is then needed at once, and the output is twice as wide.
+    begin:   initial state: "zeros", or "memory": the final states of the encoder's recurrent mixers, if it has any.
+    dropout: dropout between the layers.
     """
 
     kind = "lstm"

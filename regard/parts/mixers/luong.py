@@ -1,4 +1,5 @@
-"""Attention after the cell: a recurrent decoder looks at the source from its new state, and what it found is fed back.
+"""Luong attention: a recurrent decoder attends to the source from its new state, and the result is fed back (input
+feeding).
 
     h_t = LSTM([x_t; y_(t-1)], h_(t-1))                     y_(t-1) only with input feeding
     a_t = softmax_j(score(h_t, m_j)),     c_t = sum_j a_tj m_j      over the encoder's memory m
@@ -14,24 +15,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Last, Look, Source, check_begin, hold, watch_whole
+from regard.bases.recurrent import Cells, Look, RecurrentState, Source, check_begin, keep_column, watch_after
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap
 from regard.ops.activation import activation as activate
 
 
-class Fed(NamedTuple):
-    """The cells' state, what is fed back, and the source."""
+class LuongState(NamedTuple):
+    """The state of the cells, the vector that is fed back, and the source."""
 
-    last: Last
+    last: RecurrentState
     fed: Tensor | None  # (batch, hidden) the previous attentional vector, None without input feeding
     source: Source
 
 
 class Attentional(nn.Module):
-    """h (batch, n, hidden) -> the attentional vectors (batch, n, hidden), and the weights (batch, 1, n, source).
+    """Returns the attentional vectors (batch, n, hidden) of h (batch, n, hidden), and the weights (batch, 1, n,
+    source).
 
-    activation: of the vector; "identity" for none.
-    bias:       of W.
+    activation: activation of the vector; "identity" for none.
+    bias:       W has a bias.
     """
 
     def __init__(
@@ -47,18 +49,18 @@ class Attentional(nn.Module):
         return self.activate(self.out(torch.cat((self.look.read(weights, source), h), -1))), weights
 
 
-class Luong(Mixer[Fed]):
-    """A recurrent decoder with attention. Without input feeding all positions of a step look at once.
+class Luong(Mixer[LuongState]):
+    """A recurrent decoder with attention. Without input feeding all positions of a step attend at once.
 
     hidden:     channels of a state and of the output; None: the width.
     cell:       lstm or gru.
-    layers:     one above the other; the topmost looks.
+    layers:     number of stacked layers; the last one attends.
     score:      dot, general, additive (concat), ...
     feed:       input feeding.
-    activation: of the attentional vector.
-    bias:       of the map that makes it.
-    begin:      "memory": the last states of the encoder's recurrent mixers, where it has any; or "zeros".
-    dropout:    between the layers.
+    activation: activation of the attentional vector.
+    bias:       the projection to the attentional vector has a bias.
+    begin:      initial state: "memory": the final states of the encoder's recurrent mixers, if it has any; or "zeros".
+    dropout:    dropout between the layers.
 
     The tap `weights` sees (batch, 1, time, source).
     """
@@ -85,7 +87,7 @@ class Luong(Mixer[Fed]):
     ):
         super().__init__()
         self.width, self.hidden, self.feed = width, width if hidden is None else hidden, feed
-        self.how = check_begin(begin)
+        self.initial = check_begin(begin)
         self.memory_width = place.memory if place and place.memory else width
         self.cells = Cells(cell, width + (self.hidden if feed else 0), self.hidden, layers, dropout=dropout)
         self.attentional = Attentional(self.hidden, self.memory_width, score, activation, bias)
@@ -95,38 +97,38 @@ class Luong(Mixer[Fed]):
     def out_width(self) -> int:
         return self.hidden
 
-    def start(self, context: Context, capacity: int) -> Fed:
-        last = self.cells.begin(context, self.how)
+    def start(self, context: Context, capacity: int) -> LuongState:
+        last = self.cells.begin(context, self.initial)
         fed = torch.zeros_like(last.hidden[:, 0]) if self.feed else None
-        return Fed(last, fed, self.attentional.look.source(context, "luong"))
+        return LuongState(last, fed, self.attentional.look.source(context, "luong"))
 
-    def step(self, x: Tensor, state: Fed, context: Context) -> tuple[Tensor, Fed]:
-        def run(given: Tensor | None) -> tuple[Tensor, Fed, Tensor]:
+    def step(self, x: Tensor, state: LuongState, context: Context) -> tuple[Tensor, LuongState]:
+        def run(given: Tensor | None) -> tuple[Tensor, LuongState, Tensor]:
             if state.fed is not None:
                 return self._feed(x, state, state.fed, context, given)
             h, last = self.cells(x, state.last, context)
             y, weights = self.attentional(h, state.source, given)
-            return y, Fed(last, None, state.source), weights
+            return y, LuongState(last, None, state.source), weights
 
-        return watch_whole(self.weights, run)
+        return watch_after(self.weights, run)
 
     def _feed(
-        self, x: Tensor, state: Fed, fed: Tensor, context: Context, given: Tensor | None
-    ) -> tuple[Tensor, Fed, Tensor]:
-        """One position after the other."""
-        last, outputs, seen = state.last, [], []
+        self, x: Tensor, state: LuongState, fed: Tensor, context: Context, given: Tensor | None
+    ) -> tuple[Tensor, LuongState, Tensor]:
+        """Compute one position after the other, with input feeding."""
+        last, outputs, all_weights = state.last, [], []
         for t in range(x.shape[1]):
             h, new = self.cells(torch.cat((x[:, t : t + 1], fed[:, None]), -1), last)
             y, weights = self.attentional(h, state.source, None if given is None else given[:, :, t : t + 1])
-            fed = hold(context, t, y[:, 0], fed)
-            cell = None if new.cell is None or last.cell is None else hold(context, t, new.cell, last.cell)
-            last = Last(hold(context, t, new.hidden, last.hidden), cell)
+            fed = keep_column(context, t, y[:, 0], fed)
+            cell = None if new.cell is None or last.cell is None else keep_column(context, t, new.cell, last.cell)
+            last = RecurrentState(keep_column(context, t, new.hidden, last.hidden), cell)
             outputs.append(y)
-            seen.append(weights)
-        return torch.cat(outputs, 1), Fed(last, fed, state.source), torch.cat(seen, 2)
+            all_weights.append(weights)
+        return torch.cat(outputs, 1), LuongState(last, fed, state.source), torch.cat(all_weights, 2)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        """The memory is taken to be as long as the sequence."""
+        """Count the cost with a memory as long as the sequence."""
         out, source = self.attentional.out.weight, past + length
         flops = self.cells.flops(length) + self.attentional.look.flops(length, source) + 2 * length * out.numel()
         fed = self.hidden * out.element_size() if self.feed else 0

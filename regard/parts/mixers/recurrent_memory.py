@@ -1,9 +1,9 @@
-"""Recurrent memory: a whole stack runs over one segment after the other, and a few vectors carry on between them.
+"""Recurrent memory: a stack processes one segment after the other, and a few memory vectors are carried between them.
 
     [ _ ; Y_t ; M_(t+1) ] = stack([ M_t ; X_t ; M_t ])          M_1 is learned
 
-The vectors before the segment are read by all of it; those after it see all of it, and what the stack makes of them is
-the memory of the next segment. Bulatov et al. 2022, "Recurrent Memory Transformer", arXiv:2207.06881.
+The memory before a segment is read by all of its positions. The memory after it sees the whole segment, and its output
+is the memory of the next segment. Bulatov et al. 2022, "Recurrent Memory Transformer", arXiv:2207.06881.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from regard.core import Context, Cost, Growth, Mixer, Norm, Place, Position, Sta
 from regard.schema import make, name_of
 
 
-class Carried(NamedTuple):
-    """The memory that the segment at hand has read, and what the stack holds of the segment."""
+class MemoryState(NamedTuple):
+    """The memory of the current segment, and the state of the stack within it."""
 
     memory: Tensor  # (batch, memory, width)
     inner: tuple
 
 
-class RecurrentMemory(Mixer[Carried]):
-    """A stack in a layer of its own: put it there alone, with wiring "plain".
+class RecurrentMemory(Mixer[MemoryState]):
+    """A stack inside one mixer: use it alone in a layer, with wiring "plain".
 
     layer, depth, norm, share: of the inner stack, as in a model.
-    segment:  positions that the stack sees at once.
-    memory:   vectors that carry on.
-    position: added to the vectors of [memory; segment; memory], counted from 0: learned, sinusoidal. Those that act in
-              attention are named there, and count alike.
+    segment:  positions in a segment.
+    memory:   number of memory vectors.
+    position: position added to the vectors of [memory; segment; memory], counted from 0: learned, sinusoidal. Positions
+              that act in attention are named there, and count in the same way.
     """
 
     restarts = True
@@ -75,30 +75,34 @@ class RecurrentMemory(Mixer[Carried]):
             raise UserError(f"segment and memory must be at least 1, not {segment} and {memory}")
         self.width, self.segment, self.count = width, segment, memory
         self.position = part(Position, position, width=width, dim=width, heads=1)
-        if any(self.position.acts(where) for where in ("query", "key", "bias", "read")):
+        if any(self.position.acts(where) for where in ("query", "key", "bias", "output_bias")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         table = {"layer": layer, "depth": depth, "norm": norm, "share": share}
         inherited = {"width": width, "heads": heads, "dropout": dropout, "place": Place(decoder=depth)}
         self.stack = make(Stack, table, inherited, "recurrent_memory")
-        self.stack.must_stream()
+        self.stack.check_streams()
         if self.stack.width != width:
-            raise UserError(f"the layers turn width {width} into {self.stack.width}, and the memory must keep it")
+            raise UserError(
+                f"the layers change width {width} to {self.stack.width}, and the memory needs the same width"
+            )
         for inner in self.modules():
             if isinstance(inner, Position) and inner.limit is not None and inner.limit < self.span:
                 raise UserError(
-                    f"position '{name_of(inner)}' reaches {inner.limit}, and a segment with its memories is {self.span}"
+                    f"position '{name_of(inner)}' has {inner.limit} positions, and a segment with memory {self.span}"
                 )
         self.memory = nn.Parameter(torch.empty(memory, width).normal_(std=width**-0.5))
 
     @property
     def span(self) -> int:
-        """Positions of [memory; segment; memory]."""
+        """The number of positions of [memory; segment; memory]."""
         return self.segment + 2 * self.count
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """Segment by segment from the first position, each in one go."""
+        """Compute segment by segment from the first position, each in one forward pass of the stack."""
         if context.pattern is not None:
-            raise UserError("the memory holds everything, so no pattern given with the batch can be followed")
+            raise UserError(
+                "the memory holds all positions, so recurrent_memory cannot follow a pattern given with the batch"
+            )
         memory, outputs = self.memory.expand(len(x), -1, -1), []
         for begin, piece in zip(range(0, x.shape[1], self.segment), x.split(self.segment, 1), strict=True):
             last = begin + self.segment >= x.shape[1]
@@ -114,14 +118,14 @@ class RecurrentMemory(Mixer[Carried]):
             memory = y[:, self.count + piece.shape[1] :]
         return torch.cat(outputs, 1)
 
-    def start(self, context: Context, capacity: int) -> Carried:
+    def start(self, context: Context, capacity: int) -> MemoryState:
         batch = context.positions.shape[0]
-        return Carried(self.memory.expand(batch, -1, -1), self._inner(batch))
+        return MemoryState(self.memory.expand(batch, -1, -1), self._start_inner(batch))
 
-    def _inner(self, batch: int) -> tuple:
+    def _start_inner(self, batch: int) -> tuple:
         return self.stack.start(Context.begin(batch, 0, self.memory.device), self.span)
 
-    def step(self, x: Tensor, state: Carried, context: Context) -> tuple[Tensor, Carried]:
+    def step(self, x: Tensor, state: MemoryState, context: Context) -> tuple[Tensor, MemoryState]:
         made, outputs = turns(context, self.segment), []
         for turn, own in zip(made, cut(x, made), strict=True):
             opening = (turn.count > 0) & (turn.inside == 0)
@@ -132,17 +136,19 @@ class RecurrentMemory(Mixer[Carried]):
             outputs.append(y)
         return join(outputs, made, context), state
 
-    def _open(self, state: Carried, rows: Tensor, turn: Turn) -> Carried:
-        """These rows (batch,) begin a segment: the one before is written into the memory, and the new one reads it."""
+    def _open(self, state: MemoryState, rows: Tensor, turn: Turn) -> MemoryState:
+        """Start a segment for these rows (batch,): write the previous one into the memory, and let the new one read
+        it."""
         memory, filled = state.memory, torch.full_like(turn.begin, self.segment)
         later = rows & (turn.begin > 0)
         if bool(later.any()):
-            memory = choose(later, self.write(state, filled, later), memory)
-        inner = choose(rows, self._inner(len(rows)), state.inner)
-        return Carried(memory, self._run(memory, inner, torch.zeros_like(filled), rows[:, None])[1])
+            memory = where_rows(later, self.write(state, filled, later), memory)
+        inner = where_rows(rows, self._start_inner(len(rows)), state.inner)
+        return MemoryState(memory, self._run(memory, inner, torch.zeros_like(filled), rows[:, None])[1])
 
-    def write(self, state: Carried, filled: Tensor, rows: Tensor) -> Tensor:
-        """The memory (batch, memory, width) after a segment of `filled` (batch,) positions, for the rows that ask."""
+    def write(self, state: MemoryState, filled: Tensor, rows: Tensor) -> Tensor:
+        """Return the memory (batch, memory, width) after a segment of `filled` (batch,) positions, for the chosen
+        rows."""
         return self._run(state.memory, state.inner, self.count + filled, rows[:, None])[0]
 
     def _run(self, x: Tensor, inner: tuple, begin: Tensor, valid: Tensor) -> tuple[Tensor, tuple]:
@@ -150,7 +156,7 @@ class RecurrentMemory(Mixer[Carried]):
         return self.stack.step(self.position.embed(x, context.positions), inner, context)
 
     def cost(self, length: int, past: int = 0) -> Cost:
-        calls: Counter[tuple[int, int]] = Counter()  # how often the stack takes so many positions after so many others
+        calls: Counter[tuple[int, int]] = Counter()  # number of stack steps by (length, past)
         at, end = past, past + length
         while at < end:
             inside = at % self.segment
@@ -167,13 +173,13 @@ class RecurrentMemory(Mixer[Carried]):
         return Growth(f"n·{self.span}·d", f"n/{self.segment}", f"n/{self.segment}")
 
 
-def choose(rows: Tensor, one: Any, two: Any) -> Any:
-    """The state `one` for these rows (batch,), `two` for the others."""
+def where_rows(rows: Tensor, one: Any, two: Any) -> Any:
+    """Return the state `one` for these rows (batch,), and `two` for the others."""
     if isinstance(one, Tensor):
         return torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, two)
     if one is None:
         return None
-    if isinstance(one, Cache):  # one that rows were selected from may be shorter
-        one, two = one.widen(two.room), two.widen(one.room)
-    parts = [choose(rows, *pair) for pair in zip(one, two, strict=True)]
+    if isinstance(one, Cache):  # a cache from which rows were selected may be shorter
+        one, two = one.widen(two.capacity), two.widen(one.capacity)
+    parts = [where_rows(rows, *pair) for pair in zip(one, two, strict=True)]
     return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)

@@ -1,12 +1,12 @@
-"""S4: a linear system for every channel that remembers its past as the coefficients of polynomials (HiPPO).
+"""S4: a linear state space model per channel, initialized to remember its past as polynomial coefficients (HiPPO).
 
-    A = diag(-exp(a) + i w) - p p^*                          normal plus low rank: HiPPO-LegS itself, at birth
+    A = diag(-exp(a) + i w) - p p^*                          normal plus low rank, initialized to HiPPO-LegS
     (2/dt - A) z_t = (2/dt + A) z_(t-1) + 2 B u_t            the bilinear rule
     y_t = 2 Re (C z_t) + D u_t
 
-A step solves this in time linear in the state, by the formula of Sherman, Morrison and Woodbury. For a convolution the
-powers of A_d are taken by squaring: in this basis A_d shrinks every vector, so that they are stable. C is the system's
-own, for every length (the original keeps C (1 - A_d^L), for one L).
+A step solves this in time linear in the state, by the Sherman-Morrison-Woodbury formula. For the convolution, powers of
+A_d are computed by repeated squaring, which is stable since A_d is a contraction in this basis. C holds for every
+length (the original stores C (1 - A_d^L), for one L).
 
 Gu et al. 2022, "Efficiently Modeling Long Sequences with Structured State Spaces", arXiv:2111.00396.
 """
@@ -20,10 +20,10 @@ from regard.bases.state_space import CHUNK, StateSpace, System, flat, hippo, pai
 
 
 class S4(StateSpace):
-    """state:          real numbers that each channel remembers; even.
-    shortest, longest: the time between two positions is drawn between them, on a logarithmic scale.
-    activation:        after the system.
-    out:               the map after that: "glu", "linear" or "none".
+    """state:          real state size per channel; even.
+    shortest, longest: the time step dt is drawn between them, on a logarithmic scale.
+    activation:        activation of the output.
+    out:               output projection: "glu", "linear" or "none".
     """
 
     examples = ({"state": 16}, {"state": 6, "out": "linear", "activation": "silu"}, {"state": 2, "out": "none"})
@@ -59,7 +59,7 @@ class S4(StateSpace):
 
 
 class LowRank(System):
-    """poles, p, b, c: (width, state / 2); rate: (width, 1), the 2/dt above."""
+    """The system above with poles, p, b, c (width, state / 2) and rate (width, 1), the 2/dt."""
 
     def __init__(self, poles: Tensor, p: Tensor, b: Tensor, c: Tensor, rate: Tensor):
         self.poles, self.p, self.b, self.rate = poles, p, b, rate
@@ -75,7 +75,7 @@ class LowRank(System):
         return flat(right - self.solved * inner(self.p, right))
 
     def squares(self, count: int) -> list[Tensor]:
-        """A_d^1, A_d^2, A_d^4, ...: so many, each (width, state, state)."""
+        """Return A_d^1, A_d^2, A_d^4, ... (at least `count`), each (width, state, state)."""
         if not self._squares:
             width, state = self.row.shape
             unit = torch.eye(state, dtype=self.row.dtype, device=self.row.device)[:, None].expand(-1, width, -1)
@@ -86,14 +86,14 @@ class LowRank(System):
 
     def writes(self, count: int) -> Tensor:
         begin = self.once(torch.zeros_like(self.row)[None], self.row.new_ones(1, len(self.row)))
-        return doubled(begin.transpose(0, 1), [square.mT for square in self.squares(count.bit_length())], count)
+        return times_powers(begin.transpose(0, 1), [square.mT for square in self.squares(count.bit_length())], count)
 
     def reads(self, count: int, first: int, stride: int) -> Tensor:
-        """`first` is 0 or 1, and `stride` a power of 2."""
+        """See `System.reads`; `first` is 0 or 1, and `stride` a power of 2."""
         power = stride.bit_length() - 1
         squares = self.squares(power + count.bit_length())
         begin = self.row[:, None] @ squares[0] if first else self.row[:, None]
-        return doubled(begin, squares[power:], count)
+        return times_powers(begin, squares[power:], count)
 
     def advance(self, z: Tensor, lengths: Tensor, most: int) -> Tensor:
         for bit, square in enumerate(self.squares(most.bit_length())[: most.bit_length()]):
@@ -103,12 +103,13 @@ class LowRank(System):
 
 
 def inner(p: Tensor, z: Tensor) -> Tensor:
-    """p^* z over both halves of the pairs: (..., state / 2) -> (..., 1), real"""
+    """Return p^* z over the conjugate pairs, real: (..., state / 2) -> (..., 1)."""
     return 2 * (p.conj() * z).real.sum(-1, keepdim=True)
 
 
-def doubled(begin: Tensor, squares: list[Tensor], count: int) -> Tensor:
-    """begin (width, 1, state) -> (width, count, state): it, and it times M, M^2, ...; squares are M, M^2, M^4, ..."""
+def times_powers(begin: Tensor, squares: list[Tensor], count: int) -> Tensor:
+    """Return begin (width, 1, state) times 1, M, M^2, ..., (width, count, state), given M, M^2, M^4, ... in
+    `squares`."""
     made = begin
     for square in squares:
         if made.shape[1] < count:

@@ -1,4 +1,5 @@
-"""S4D: a linear system for every channel whose matrix is diagonal, so that a state is a sum of fading oscillations.
+"""S4D: a linear state space model per channel with a diagonal matrix, so that the state is a sum of decaying
+        oscillations.
 
     A = diag(-exp(a) + i w)                                                   half of the conjugate pairs
     zoh:       A_d = exp(dt A),                  B_d = (exp(dt A) - 1) / A * B
@@ -19,18 +20,18 @@ from regard.bases.state_space import StateSpace, System, flat, hippo, pairs
 from regard.core import UserError
 from regard.errors import nearest
 
-BEGINS = ("lin", "inv", "legs")
+INITS = ("lin", "inv", "legs")
 RULES = ("zoh", "bilinear")
 
 
 class S4d(StateSpace):
-    """state:          real numbers that each channel remembers; even.
-    init:              frequencies at birth: "lin" (equally spaced), "inv" (dense at the low ones) or "legs" (HiPPO's).
-    rule:              how time is cut: "zoh" (the input holds between two positions) or "bilinear".
-    learn_b:           B is learned; else it stays as it was born.
-    shortest, longest: the time between two positions is drawn between them, on a logarithmic scale.
-    activation:        after the system.
-    out:               the map after that: "glu", "linear" or "none".
+    """state:          real state size per channel; even.
+    init:              initial frequencies: "lin" (equally spaced), "inv" (dense at the low ones) or "legs" (HiPPO's).
+    rule:              discretization: "zoh" (zero-order hold) or "bilinear".
+    learn_b:           B is trained; otherwise it keeps its initial value.
+    shortest, longest: the time step dt is drawn between them, on a logarithmic scale.
+    activation:        activation of the output.
+    out:               output projection: "glu", "linear" or "none".
     """
 
     examples = (
@@ -52,8 +53,8 @@ class S4d(StateSpace):
         out: str = "glu",
     ):
         super().__init__(width, state, shortest, longest, activation, out)
-        if init not in BEGINS:
-            raise UserError(f"unknown init '{init}'{nearest(init, BEGINS)}")
+        if init not in INITS:
+            raise UserError(f"unknown init '{init}'{nearest(init, INITS)}")
         if rule not in RULES:
             raise UserError(f"unknown rule '{rule}'{nearest(rule, RULES)}")
         self.rule = rule
@@ -86,7 +87,7 @@ class S4d(StateSpace):
 
 
 class Diagonal(System):
-    """log: (width, state / 2), the logarithm of A_d; b: B_d, c: C, of the same shape."""
+    """The system with log A_d, B_d and C, each (width, state / 2)."""
 
     def __init__(self, log: Tensor, b: Tensor, c: Tensor):
         self.log, self.b, self.c = log, b, c

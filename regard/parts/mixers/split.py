@@ -1,4 +1,4 @@
-"""Two mixers side by side, each on its own channels: one for what is near, one for what is far.
+"""Two mixers in parallel, each on its own part of the channels, such as one for short and one for long range.
 
     y = [left(x[: share * width]); right(x[share * width :])]
 
@@ -15,8 +15,8 @@ from regard.core import Context, Mixer, Place, UserError, part
 
 
 class Split(Beside):
-    """left, right: the mixers. Each has as many heads as the layer unless it says otherwise.
-    share:          of the channels that go to the left one.
+    """left, right: the mixers. Each has as many heads as the layer unless it sets its own.
+    share:          share of the channels that go to the left mixer.
     """
 
     examples = (
@@ -40,12 +40,12 @@ class Split(Beside):
         place: Place | None = None,
     ):
         super().__init__()
-        wide = round(width * share)
-        if not 0 < wide < width:
+        left_width = round(width * share)
+        if not 0 < left_width < width:
             raise UserError(
-                f"a share of {share} leaves one side of {width} channels with none: give one between 0 and 1"
+                f"a share of {share} of {width} channels leaves one side without channels: set one between 0 and 1"
             )
-        self.width, self.widths = width, (wide, width - wide)
+        self.width, self.widths = width, (left_width, width - left_width)
         inherited = {"heads": heads, "depth": depth, "dropout": dropout, "place": place}
 
         def make(side: str, spec: Mixer | str | dict, channels: int) -> Mixer:
@@ -54,7 +54,7 @@ class Split(Beside):
             except UserError as error:
                 raise UserError(error.message, (side, *error.path[1:])) from None
 
-        self.left, self.right = make("left", left, wide), make("right", right, width - wide)
+        self.left, self.right = make("left", left, left_width), make("right", right, width - left_width)
 
     @property
     def out_width(self) -> int:

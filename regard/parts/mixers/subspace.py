@@ -1,9 +1,9 @@
-"""Subspace attention: one map stands for queries, keys and values, so that attention pulls the vectors towards a few
-subspaces, one for each head, and with that makes them cheaper to code.
+"""Subspace attention: queries, keys and values share one projection, so that attention compresses the vectors towards a
+few subspaces, one per head.
 
     u = U x,     o_i = sum over j allowed of  softmax_j(u_i . u_j / sqrt(dim))  u_j    in each head,     y = W_out o
 
-A step of gradient descent on the coding rate of the vectors within the subspaces: `regard.look.rate` reads it.
+It is a step of gradient descent on the coding rate within the subspaces, which `regard.look.rate` measures.
 Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction" (CRATE), arXiv:2306.01129.
 """
 
@@ -17,13 +17,13 @@ from regard.core import Context, Cost, Growth, Mixer, Pattern, Place, Position, 
 
 
 class Subspace(Mixer[tuple]):
-    """Attention whose queries, keys and values are one.
+    """Attention whose queries, keys and values are the same vectors.
 
-    dim:            of a subspace; None: width / heads.
-    pattern:        who may look at whom. Causal in a decoder.
-    position:       acts on queries, keys or scores; "shared": the stack's own.
-    bias:           of the last map; the subspaces have none.
-    weight_dropout: of attention weights, in training.
+    dim:            dimension of a subspace; None: width / heads.
+    pattern:        which keys each query may attend to; causal in a decoder.
+    position:       position that acts on queries, keys or scores; "shared": the one of the stack.
+    bias:           the output projection has a bias; the subspaces have none.
+    weight_dropout: dropout on the attention weights.
     """
 
     examples = (
@@ -49,8 +49,8 @@ class Subspace(Mixer[tuple]):
         self.width, self.heads, self.dim = width, heads, dim or width // heads
         inner = heads * self.dim
         self.into = nn.Linear(width, inner, bias=False)
-        how = {"pattern": pattern, "position": position, "weight_dropout": weight_dropout, "bias": bias}
-        spec = {"part": "attention", "project": "o", **how}
+        arguments = {"pattern": pattern, "position": position, "weight_dropout": weight_dropout, "bias": bias}
+        spec = {"part": "attention", "project": "o", **arguments}
         self.attention = part(Mixer, spec, width=inner, heads=heads, dim=self.dim, place=place)
         if inner != width:
             self.attention.out = nn.Linear(inner, width, bias=bias)
@@ -66,7 +66,7 @@ class Subspace(Mixer[tuple]):
         return self.attention.pattern
 
     def codes(self, x: Tensor) -> Tensor:
-        """Where vectors (batch, time, width) stand in the subspaces: (batch, heads, time, dim)."""
+        """Project x (batch, time, width) to the subspaces: (batch, heads, time, dim)."""
         return self.into(x).unflatten(-1, (self.heads, self.dim)).transpose(1, 2)
 
     def start(self, context: Context, capacity: int) -> tuple:

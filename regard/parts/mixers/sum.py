@@ -1,8 +1,8 @@
-"""Two mixers side by side on the same input, their outputs added.
+"""Two mixers in parallel on the same input, whose outputs are added.
 
     y = left(x) + right(x)
 
-As where a decoder looks at itself and at the source at once: So et al. 2019, "The Evolved Transformer",
+For example self-attention and cross-attention in one branch: So et al. 2019, "The Evolved Transformer",
 arXiv:1901.11117.
 """
 
@@ -15,7 +15,7 @@ from regard.core import Context, Mixer, Place, UserError, part
 
 
 class Sum(Beside):
-    """left, right: the mixers. Each has as many heads as the layer unless it says otherwise."""
+    """left, right: the mixers. Each has as many heads as the layer unless it sets its own."""
 
     examples = (
         {"left": {"part": "attention", "heads": 6}, "right": {"part": "attention", "over": "memory"}},
@@ -45,7 +45,7 @@ class Sum(Beside):
         self.left, self.right = make("left", left), make("right", right)
         if self.left.out_width != self.right.out_width:
             raise UserError(
-                f"left gives {self.left.out_width} channels and right {self.right.out_width}, which cannot be added"
+                f"left has {self.left.out_width} output channels and right {self.right.out_width}: make them equal"
             )
 
     @property

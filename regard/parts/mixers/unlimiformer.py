@@ -1,11 +1,11 @@
-"""Cross-attention that retrieves: of a memory of any length, each head of each query looks at the k keys nearest to it.
+"""Cross-attention with retrieval: each head of each query attends to its k nearest keys in a memory of any length.
 
     near(i) = the k keys j with the largest q_i . k_j        in each head
     o_i     = sum over j in near(i) of  softmax_j(q_i . k_j / sqrt(dim))  v_j
 
-Bertsch et al. 2023, "Unlimiformer", arXiv:2305.01625. Softmax gives next to no weight to what is far, so that little is
-lost, and nothing with k at least the length of the memory. There are no weights of its own: a Transformer that was
-trained on short sources takes it as it is. The search is exact, and so compares a query with every key.
+Bertsch et al. 2023, "Unlimiformer", arXiv:2305.01625. The softmax gives almost no weight to
+distant keys, so little is lost, and nothing if k is at least the length of the memory. It has no parameters of its own:
+a Transformer trained on short sources can use it directly. The search is exact, and compares a query with every key.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from regard.bases.multihead import MultiHead
 from regard.core import Norm, Place, Position, Score, UserError
 from regard.ops.attention import masked_softmax
 
-BLOCK = 256  # queries at a time, so that no more than that many rows of scores are held
+QUERY_BLOCK = 256  # queries at a time, which bounds the memory of the scores
 
 
 class Unlimiformer(MultiHead):
     """Multi-head attention over the k nearest keys of the encoder's memory.
 
     nearest:  k above.
-    The others are attention's own: kv_heads, dim, position, score (a dot product), bias, norm, qk_norm, weight_dropout.
+    The other arguments are those of attention: kv_heads, dim, position, score (a dot product), bias, norm, qk_norm,
+    weight_dropout.
     """
 
     examples = (
@@ -69,37 +70,37 @@ class Unlimiformer(MultiHead):
         if nearest < 1:
             raise UserError(f"nearest must be at least 1, not {nearest}")
         if not self.score.is_dot:
-            raise UserError("the nearest keys are those of a dot product: choose a score that is one")
+            raise UserError("the nearest keys are found by dot product: choose a score that is one")
         self.nearest = nearest
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, see: AttentionMask, valid: Tensor | None) -> Tensor:
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask, valid: Tensor | None) -> Tensor:
         if keys.shape[1] <= self.nearest:
-            return super().look(x, keys, values, see, valid)
-        q, plain = self.queries(x, see.query_at)
-        share = self.heads // self.kv_heads
-        k, v = (t.transpose(1, 2).repeat_interleave(share, 1) for t in (keys, values))  # (batch, heads, m, dim)
-        if q.shape[2] <= BLOCK or self.attend.weights.watched:
-            y = self._retrieve(q, k, v, see, plain)
+            return super().look(x, keys, values, mask, valid)
+        q, plain = self.queries(x, mask.query_at)
+        group = self.heads // self.kv_heads
+        k, v = (t.transpose(1, 2).repeat_interleave(group, 1) for t in (keys, values))  # (batch, heads, m, dim)
+        if q.shape[2] <= QUERY_BLOCK or self.attend.weights.watched:
+            y = self._retrieve(q, k, v, mask, plain)
         else:
-            again = torch.is_grad_enabled()
+            recompute = torch.is_grad_enabled()
             blocks = []
-            for begin in range(0, q.shape[2], BLOCK):  # the scores of a block are made again in the backward pass
-                some = slice(begin, begin + BLOCK)
-                block = (q[:, :, some], k, v, see._replace(query_at=see.query_at[:, some]), plain[:, :, some])
+            for begin in range(0, q.shape[2], QUERY_BLOCK):  # the backward pass recomputes the scores of a block
+                rows = slice(begin, begin + QUERY_BLOCK)
+                block = (q[:, :, rows], k, v, mask._replace(query_at=mask.query_at[:, rows]), plain[:, :, rows])
                 blocks.append(
-                    checkpoint(self._retrieve, *block, use_reentrant=False) if again else self._retrieve(*block)
+                    checkpoint(self._retrieve, *block, use_reentrant=False) if recompute else self._retrieve(*block)
                 )
             y = torch.cat(blocks, 2)
         return self.out(self.norm(y.transpose(1, 2).flatten(-2), valid))
 
-    def _retrieve(self, q: Tensor, k: Tensor, v: Tensor, see: AttentionMask, plain: Tensor) -> Tensor:
+    def _retrieve(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, plain: Tensor) -> Tensor:
         scores = q @ k.mT  # (batch, heads, n, m)
-        bias = self.position.bias(see.query_at[:, None, :, None], see.key_at[:, None, None, :], plain)
+        bias = self.position.bias(mask.query_at[:, None, :, None], mask.key_at[:, None, None, :], plain)
         scores = scores if bias is None else scores + bias
-        scores = scores.masked_fill((see.key_at < 0)[:, None, None, :], float("-inf"))
-        least = scores.detach().topk(self.nearest, -1, sorted=False).values.amin(-1, keepdim=True)
-        weights = self.attend.weights(masked_softmax(scores.masked_fill(scores < least, float("-inf"))))
+        scores = scores.masked_fill((mask.key_at < 0)[:, None, None, :], float("-inf"))
+        threshold = scores.detach().topk(self.nearest, -1, sorted=False).values.amin(-1, keepdim=True)
+        weights = self.attend.weights(masked_softmax(scores.masked_fill(scores < threshold, float("-inf"))))
         weights = F.dropout(weights, self.attend.dropout, self.training)
         y = weights @ v
-        more = self.position.read(weights, see.query_at[:, None, :, None], see.key_at[:, None, None, :])
-        return y if more is None else y + more
+        extra = self.position.read(weights, mask.query_at[:, None, :, None], mask.key_at[:, None, None, :])
+        return y if extra is None else y + extra

@@ -1,5 +1,4 @@
-"""A view: a layer of the decoder looks at a layer of the encoder of its own choice instead of the last one, so that
-fine and coarse pictures of the source are both at hand.
+"""Layer-wise cross-attention: a decoder layer attends to the output of a chosen encoder layer instead of the last one.
 
     y = mixer(x, memory = output of encoder layer v(j))          in decoder layer j
 
@@ -20,12 +19,12 @@ CHOICES = ("aligned", "reversed", "last")
 
 
 class View(Mixer[tuple]):
-    """mixer: what looks at it: anything that looks at the memory.
-    of:       the encoder's layer: "aligned", at the same height; "reversed", the last for the first layer of the
-              decoder and so on down; "last", as everywhere else; or its number, from 0, or from the end as -1, -2, ...
+    """mixer: any mixer that attends to the memory.
+    of:       the encoder layer: "aligned", at the same height; "reversed", the last one for the first decoder layer and
+              so on down; "last", as usual; or its index, from 0, or from the end as -1, -2, ...
     """
 
-    views = True
+    uses_layer_outputs = True
     examples = (
         {"mixer": {"part": "attention", "over": "memory"}},
         {"mixer": {"part": "sum", "left": {"part": "attention", "over": "memory"}, "right": "attention"}, "of": -1},
@@ -43,7 +42,7 @@ class View(Mixer[tuple]):
     ):
         super().__init__()
         if place is None or not place.encoder:
-            raise UserError("a view needs an encoder whose layers it can choose from")
+            raise UserError("a view needs an encoder, to attend to one of its layers")
         self.width, self.layer = width, _layer(of, place)
         self.mixer = part(Mixer, mixer, width=width, heads=heads, depth=depth, dropout=dropout, place=place)
 
@@ -56,22 +55,22 @@ class View(Mixer[tuple]):
         return self.mixer.streams
 
     def start(self, context: Context, capacity: int) -> tuple:
-        return self.mixer.start(self._turn(context), capacity)
+        return self.mixer.start(self._with_view(context), capacity)
 
     def step(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
-        return self.mixer.step(x, state, context)  # what it looks at is in the state
+        return self.mixer.step(x, state, context)  # the state holds the keys and values
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self.mixer(x, self._turn(context))
+        return self.mixer(x, self._with_view(context))
 
-    def _turn(self, context: Context) -> Context:
-        """The same, with the memory that is looked at here."""
+    def _with_view(self, context: Context) -> Context:
+        """Return the context with the output of the chosen encoder layer as memory."""
         memory = context.memory
-        if memory is None or self.layer >= len(memory.views):
+        if memory is None or self.layer >= len(memory.layer_outputs):
             raise UserError(
-                f"a view of encoder layer {self.layer} needs a memory that holds it: the one that `encode` makes does"
+                f"a view of encoder layer {self.layer} needs a memory with the outputs of all layers, as from `encode`"
             )
-        return replace(context, memory=memory._replace(x=memory.views[self.layer]))
+        return replace(context, memory=memory._replace(x=memory.layer_outputs[self.layer]))
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return self.mixer.cost(length, past)
@@ -84,11 +83,11 @@ class View(Mixer[tuple]):
 
 
 def _layer(of: str | int, place: Place) -> int:
-    """The number of an encoder layer, from 0. Where the two stacks differ in depth, heights are told in proportion."""
+    """Return the index of the encoder layer. If the stacks differ in depth, heights are scaled in proportion."""
     count = place.encoder
     if isinstance(of, int):
         if not -count <= of < count:
-            raise UserError(f"of = {of} names no layer of an encoder with {count}: they are counted from 0")
+            raise UserError(f"of = {of} is no layer of an encoder with {count} layers, counted from 0")
         return of % count
     if of not in CHOICES:
         raise UserError(f"unknown of = '{of}'{nearest(of, CHOICES)}, or a number")

@@ -1,11 +1,11 @@
-"""Layers that read a long source in windows that overlap: each window is read as if it were all there is, and of each
-only the middle is kept, where there is context on both sides.
+"""Layers that read a long source in overlapping windows. Each window is computed by itself, and only its middle is
+kept, where there is context on both sides.
 
     windows begin at 0, s, 2s, ... and the last ends with the source;  s = size - 2 margin,  margin = size overlap / 2
     y_t = layers(the window around t)_t
 
-Bertsch et al. 2023, "Unlimiformer", arXiv:2305.01625: an encoder for `size` positions reads a source of any length, in
-time and memory that grow with the length.
+Bertsch et al. 2023, "Unlimiformer", arXiv:2305.01625: an encoder of `size` positions reads a source of any length, in
+linear time and memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from regard.schema import name_of
 class Windows(Mixer[Empty]):
     """A stack of layers inside one mixer. Give its layer the wiring "plain".
 
-    layer:    the layers in it, as in a stack.
-    layers:   how many.
-    size:     positions of a window.
-    overlap:  of neighbouring windows, as a share of the size.
-    position: added to what comes in, counted from the beginning of each window.
-    norm:     after that.
-    last:     the norm after the last layer.
+    layer:    the inner layers, as in a stack.
+    layers:   number of inner layers.
+    size:     positions in a window.
+    overlap:  overlap of neighboring windows, as a share of the size.
+    position: position added to the input, counted from the start of each window.
+    norm:     norm after that.
+    last:     norm after the last layer.
     """
 
     streams = False
@@ -68,10 +68,10 @@ class Windows(Mixer[Empty]):
                 f"windows need a size from 1 on, and an overlap from 0 to below 1, not {size} and {overlap}"
             )
         self.position = part(Position, position, width=width, heads=heads, dim=width // heads)
-        if any(self.position.acts(where) for where in ("query", "key", "bias", "read")):
+        if any(self.position.acts(where) for where in ("query", "key", "bias", "output_bias")):
             raise UserError(f"position '{name_of(self.position)}' acts in attention: name it there")
         if self.position.limit is not None and self.position.limit < size:
-            raise UserError(f"position '{name_of(self.position)}' knows {self.position.limit} places, not {size}")
+            raise UserError(f"position '{name_of(self.position)}' has {self.position.limit} positions, not {size}")
         self.norm, self.drop = part(Norm, norm, width=width), Dropout(dropout)
         inside = replace(place, encoder=layers) if place else None
         self.stack = Stack(width, layers, layer, heads, last, dropout=dropout, place=inside)
@@ -99,13 +99,13 @@ class Windows(Mixer[Empty]):
         cut = self.drop(self.norm(self.position.embed(cut, inner.positions[:1]), valid))
         y = self.stack(cut, inner).unflatten(0, (batch, count))
         where = torch.arange(time, device=x.device)
-        last = -(-(lengths - size).clamp(min=0) // stride)  # (batch, 1), the window that ends with the row
+        last = -(-(lengths - size).clamp(min=0) // stride)  # (batch, 1), the last window of each row
         window = torch.minimum(((where - self.margin).clamp(min=0) // stride)[None], last)
-        inside = (where - begin.gather(1, window)).clamp(max=size - 1)  # beyond the end, where nothing is real
+        inside = (where - begin.gather(1, window)).clamp(max=size - 1)  # beyond the end there is only padding
         return y[rows, window, inside]
 
     def _windows(self, time: int) -> tuple[int, int]:
-        """Positions of a window, and how many windows, for a source of `time` positions."""
+        """Return the length and the number of windows for a source of `time` positions."""
         stride = self.size - 2 * self.margin
         return min(self.size, time), 1 + -(-max(time - self.size, 0) // stride)
 

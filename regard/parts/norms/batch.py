@@ -1,20 +1,20 @@
-"""Batch normalisation: each channel is centred and brought to unit variance over the real positions of the batch.
+"""Batch normalization: each channel is centered and scaled to unit variance over the valid positions of the batch.
 
     y = gain * (x - mean) / sqrt(var + eps) + shift
 
-In eval mode mean and variance are those gathered in training, so that a position does not look at the others; in
-training it does, the future included. Ioffe & Szegedy 2015, arXiv:1502.03167.
+In eval mode the running mean and variance are used, so a position does not depend on others; in training it does,
+future positions included. Ioffe & Szegedy 2015, arXiv:1502.03167.
 """
 
 import torch
 from torch import Tensor, nn
 
 from regard.core import Norm
-from regard.core.norm import count, real
+from regard.core.contracts import count_valid, zero_padding
 
 
 class Batch(Norm):
-    """momentum: how much of the running statistics each batch replaces."""
+    """momentum: weight of the current batch in the running statistics."""
 
     examples = ({}, {"momentum": 0.3, "eps": 1e-3})
 
@@ -30,11 +30,11 @@ class Batch(Norm):
         return (x - mean) * torch.rsqrt(var + self.eps) * self.weight + self.bias
 
     def statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance (width,) of this batch; the running ones move towards them."""
-        n = count(x, valid)
-        mean = real(x, valid).flatten(0, -2).sum(0) / n
-        var = real(x - mean, valid).square().flatten(0, -2).sum(0) / n
+        """Return the mean and variance (width,) of this batch, and update the running ones."""
+        n = count_valid(x, valid)
+        mean = zero_padding(x, valid).flatten(0, -2).sum(0) / n
+        var = zero_padding(x - mean, valid).square().flatten(0, -2).sum(0) / n
         with torch.no_grad():
             self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
-            self.var.lerp_((var * n / (n - 1).clamp(min=1)).to(self.var.dtype), self.momentum)  # without bias
+            self.var.lerp_((var * n / (n - 1).clamp(min=1)).to(self.var.dtype), self.momentum)  # unbiased
         return mean, var

@@ -1,6 +1,6 @@
-"""Group normalisation: the channels of each position are centred and scaled in groups, each by its own statistics.
+"""Group normalization: the channels of each position are centered and scaled in groups, each by its own statistics.
 
-With as many groups as heads, every head is normalised alone, as in RetNet. Wu & He 2018, arXiv:1803.08494.
+With as many groups as heads, every head is normalized by itself, as in RetNet. Wu & He 2018, arXiv:1803.08494.
 """
 
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from regard.core import Norm, UserError
 
 
 class Group(Norm):
-    """groups: how many, each of width / groups neighbouring channels.
-    gain:      a learned factor and shift per channel.
+    """groups: number of groups, each of width / groups adjacent channels.
+    gain:      there is a learned gain and bias per channel.
     """
 
     examples = ({"groups": 4}, {"groups": 3, "gain": False})

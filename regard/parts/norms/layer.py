@@ -1,4 +1,4 @@
-"""Layer normalisation: each vector is centred and brought to unit variance, then scaled and shifted per channel.
+"""Layer normalization: each vector is centered and scaled to unit variance, then multiplied by a gain per channel.
 
 Ba et al. 2016, arXiv:1607.06450.
 """
@@ -10,7 +10,7 @@ from regard.core.fusion import FusedNorm
 
 
 class Layer(Norm):
-    """bias: the shift."""
+    """bias: there is also a learned bias per channel."""
 
     examples = ({}, {"bias": False})
 

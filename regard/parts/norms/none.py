@@ -1,4 +1,4 @@
-"""No normalisation."""
+"""No normalization."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from regard.core import Norm
 
 
 class None_(Norm):
-    idle = True
+    is_identity = True
 
     def __init__(self):
         super().__init__()

@@ -1,11 +1,12 @@
-"""Power normalisation: each channel is divided by a running quadratic mean, which text's uneven batches do not shake.
+"""Power normalization: each channel is divided by a running quadratic mean, which is more stable than the statistics of
+a batch of text.
 
     forward    z = x / psi            y = gain * z + shift            psi^2 <- a psi^2 + (1 - a) mean(x^2)
     backward   g = dy * gain - nu z   dx = g / psi                    nu <- nu + (1 - b) mean(g z)
 
-psi and nu are those of the steps before. The running mean is no function of this batch, so the backward is an
-approximation: nu keeps the gradient from growing along z. Before all that, each vector is divided by its own root mean
-square. In the first steps psi is the batch's own. Shen et al. 2020, arXiv:2003.07845.
+psi and nu are running values from earlier steps. Since the running mean is not a function of this batch, the backward
+pass is an approximation: nu keeps the gradient from growing along z. Before this, each vector is divided by its own
+root mean square. In the first steps psi is that of the batch itself. Shen et al. 2020, arXiv:2003.07845.
 """
 
 from typing import Any
@@ -15,17 +16,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Norm, UserError
-from regard.core.norm import count, real
+from regard.core.contracts import count_valid, zero_padding
 
-EPS_OF_VECTOR = 1e-5
+RMS_EPS = 1e-5
 
 
 class Power(Norm):
     """forward_decay, backward_decay: a and b above.
-    warmup:   steps that use the batch's own quadratic mean.
-    groups:   of channels, each divided by its own root mean square first.
-    gradient: "paper": as above, over real positions; "authors": as in their program, where dx is divided by the
-              batch's own quadratic mean even after the warm-up and padding counts in nu.
+    warmup:   number of steps that use the quadratic mean of the batch.
+    groups:   number of channel groups, each first divided by its own root mean square.
+    gradient: "paper": as above, over valid positions; "authors": as in their code, where dx is divided by the quadratic
+              mean of the batch even after the warm-up, and padding counts in nu.
     """
 
     examples = ({"warmup": 2}, {"warmup": 0, "groups": 3, "forward_decay": 0.7, "backward_decay": 0.6})
@@ -54,7 +55,7 @@ class Power(Norm):
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         grouped = x.unflatten(-1, (self.groups, -1))
-        x = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + EPS_OF_VECTOR)).flatten(-2)
+        x = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + RMS_EPS)).flatten(-2)
         if not self.training:
             return x * torch.rsqrt(self.square + self.eps) * self.weight + self.bias
         own, used = self.advance(x.detach(), valid)
@@ -67,8 +68,9 @@ class Power(Norm):
 
     @torch.no_grad()
     def advance(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(width,) twice: the batch's quadratic mean, and the one to divide by; the running one moves on."""
-        own = (real(x, valid).square().flatten(0, -2).sum(0) / count(x, valid)).to(self.square.dtype)
+        """Return the quadratic mean of the batch and the one to divide by, (width,) each, and update the running
+        one."""
+        own = (zero_padding(x, valid).square().flatten(0, -2).sum(0) / count_valid(x, valid)).to(self.square.dtype)
         self.steps += 1
         used = torch.where(self.steps <= self.warmup, own, self.square)
         mean = self.square + (own - self.square) / self.steps  # of all batches so far
@@ -77,7 +79,7 @@ class Power(Norm):
 
 
 class Divide(torch.autograd.Function):
-    """z = x / psi, with the backward above."""
+    """Compute z = x / psi, with the backward pass above."""
 
     @staticmethod
     def forward(
@@ -85,13 +87,13 @@ class Divide(torch.autograd.Function):
     ) -> Tensor:
         z = x / psi
         ctx.save_for_backward(z, back, valid)
-        ctx.along, ctx.decay = along, decay  # not saved: it is read when the backward comes, and moves on there
+        ctx.along, ctx.decay = along, decay  # not saved: the backward pass reads and updates the current value
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, back, valid = ctx.saved_tensors
-        g = real(grad - (1 - ctx.decay) * ctx.along * z, valid)
-        ctx.along += (real(g * z, valid).flatten(0, -2).sum(0) / count(z, valid)).to(ctx.along.dtype)
+        g = zero_padding(grad - (1 - ctx.decay) * ctx.along * z, valid)
+        ctx.along += (zero_padding(g * z, valid).flatten(0, -2).sum(0) / count_valid(z, valid)).to(ctx.along.dtype)
         return g / back, None, None, None, None, None

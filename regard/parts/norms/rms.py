@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation: each vector is brought to unit length per channel, without centring it.
+"""RMS normalization: each vector is divided by its root mean square, without centering it.
 
     y = gain * x / sqrt(mean(x^2) + eps)
 
@@ -12,7 +12,7 @@ from regard.core.fusion import FusedNorm
 
 
 class Rms(Norm):
-    """gain: one learned factor per channel."""
+    """gain: there is a learned gain per channel."""
 
     examples = ({}, {"gain": False, "eps": 1e-3})
 

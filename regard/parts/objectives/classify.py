@@ -1,4 +1,4 @@
-"""The right label of every text, by cross-entropy over all labels.
+"""Classification: cross-entropy over the labels of each text.
 
 loss = - sum over texts of log p(label | text)
 """
@@ -14,15 +14,15 @@ from .objective import Loss
 
 
 class Classify:
-    """smoothing: of the labels."""
+    """smoothing: label smoothing."""
 
     def __init__(self, smoothing: float = 0.0):
         self.smoothing = smoothing
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        scores = model(batch.tokens, batch.valid, segments=batch.segments).float()  # (batch, classes)
-        nll = F.cross_entropy(scores, batch.targets, reduction="sum")
+        logits = model(batch.tokens, batch.valid, segments=batch.segments).float()  # (batch, classes)
+        nll = F.cross_entropy(logits, batch.targets, reduction="sum")
         if not self.smoothing:
             return Loss(nll, nll.detach(), batch.count)
-        loss = F.cross_entropy(scores, batch.targets, label_smoothing=self.smoothing, reduction="sum")
+        loss = F.cross_entropy(logits, batch.targets, label_smoothing=self.smoothing, reduction="sum")
         return Loss(loss, nll.detach(), batch.count)

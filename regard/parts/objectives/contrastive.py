@@ -1,6 +1,6 @@
-"""Pictures and texts that belong together should find each other among all those of a batch.
+"""Contrastive learning of images and texts: each should be most similar to its counterpart in the batch.
 
-    loss = sum over pairs i of  - 1/2 log p(text i | picture i) - 1/2 log p(picture i | text i)
+    loss = sum over pairs i of  - 1/2 log p(text i | image i) - 1/2 log p(image i | text i)
 
 Radford et al. 2021, "CLIP", arXiv:2103.00020.
 """
@@ -16,22 +16,25 @@ from regard.data.batches import Batch
 
 from .objective import Loss
 
-MOST = 100.0  # what a cosine is multiplied by at the most, as in the paper
+MAX_SCALE = 100.0  # maximum factor on the cosines, as in the paper
 
 
 class Contrastive:
     def __call__(self, model: Towers, batch: Batch) -> Loss:
-        nll = both_ways(scores_of(model, batch))
+        nll = symmetric_cross_entropy(similarity_logits(model, batch))
         return Loss(nll, nll.detach(), batch.count)
 
 
-def scores_of(model: Towers, batch: Batch) -> Tensor:
-    """(pictures, texts), the right ones on the diagonal."""
+def similarity_logits(model: Towers, batch: Batch) -> Tensor:
+    """Return logits (images, texts), with the matching pairs on the diagonal."""
     assert batch.source is not None
-    return model.compare(model.see(batch.source), model.read(batch.tokens, batch.valid), MOST).float()
+    images, texts = model.encode_images(batch.source), model.encode_texts(batch.tokens, batch.valid)
+    return model.similarity(images, texts, MAX_SCALE).float()
 
 
-def both_ways(scores: Tensor) -> Tensor:
-    """The loss of scores (pictures, texts)."""
-    right = torch.arange(len(scores), device=scores.device)
-    return (F.cross_entropy(scores, right, reduction="sum") + F.cross_entropy(scores.mT, right, reduction="sum")) / 2
+def symmetric_cross_entropy(logits: Tensor) -> Tensor:
+    """Return the summed loss of logits (images, texts)."""
+    targets = torch.arange(len(logits), device=logits.device)
+    return (
+        F.cross_entropy(logits, targets, reduction="sum") + F.cross_entropy(logits.mT, targets, reduction="sum")
+    ) / 2

@@ -1,4 +1,5 @@
-"""What every objective is: a function from a model and a batch to a loss; some carry a state from batch to batch."""
+"""The contract of objectives: a function of a model and a batch that returns a loss. Some carry state between
+batches."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from regard.data.batches import Batch
 
 
 class Loss(NamedTuple):
-    """Sums over the tokens that were asked for."""
+    """Sums over the target tokens."""
 
-    loss: Tensor  # to be minimised
-    nll: Tensor  # -log p of the right tokens, without smoothing
+    loss: Tensor  # to be minimized
+    nll: Tensor  # -log p of the targets, without smoothing
     count: int
 
 
@@ -23,11 +24,11 @@ Objective = Callable[[Model, Batch], Loss]
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """An objective that carries something from one batch to the next."""
+class StatefulObjective(Protocol):
+    """An objective that carries state from one batch to the next."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return all of it, in tensors."""
+        """Return the state as tensors."""
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` returned; where that is empty, begin anew."""
+        """Load what `state` returned; start fresh if it is empty."""

@@ -1,4 +1,4 @@
-"""The right number of every text, or pair of texts, by the square of what is missing.
+"""Regression: the squared error of the number predicted for each text, or pair of texts.
 
 loss = sum over texts of (y - number)^2
 """
@@ -12,9 +12,9 @@ from .objective import Loss
 
 
 class Rate:
-    """What is told as -log p is the same square."""
+    """The squared error is also reported as -log p."""
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        found = model(batch.tokens, batch.valid, segments=batch.segments).float()[:, 0]  # (batch,)
-        squares = (found - batch.targets).square().sum()
+        predicted = model(batch.tokens, batch.valid, segments=batch.segments).float()[:, 0]  # (batch,)
+        squares = (predicted - batch.targets).square().sum()
         return Loss(squares, squares.detach(), batch.count)

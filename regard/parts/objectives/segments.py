@@ -1,10 +1,11 @@
-"""The next token, in segments of a text that goes on: what the model remembers of a segment, its own state, is there
-when it reads the next one. Nothing is learned through it.
+"""Next-token prediction over consecutive segments of a long text: the state of the model after a segment is carried
+into the next one, without gradients (truncated backpropagation through time).
 
     loss = - sum over t of log p(y_t | y_<t of this segment, the state after those before it)
 
-Dai et al. 2019, "Transformer-XL", arXiv:1901.02860. Since every mixer carries on from its state, this is for all that
-step: theirs keeps vectors and maps them to keys and values with today's weights, here keys and values are kept.
+Dai et al. 2019, "Transformer-XL", arXiv:1901.02860. Every mixer carries a state, so this works for
+all models that step: Transformer-XL caches hidden states and projects them with the current weights, here keys and
+values are cached.
 """
 
 from __future__ import annotations
@@ -16,89 +17,97 @@ import torch
 from torch import Tensor
 
 from regard.core import Context, Model, Pattern, State, UserError
-from regard.core.mixer import each
+from regard.core.mixer import map_tensors
 from regard.data.batches import Batch
 
-from .next_token import of_tokens
+from .next_token import token_loss
 from .objective import Loss
 
-LONGEST = 1 << 15  # positions, after which a state must not grow any more
+MAX_CAPACITY = 1 << 15  # positions, after which a state must not grow any more
 
 
 class Segments:
-    """smoothing: of the labels."""
+    """smoothing: label smoothing."""
 
     def __init__(self, smoothing: float = 0.0):
         self.smoothing = smoothing
-        self.memory = Carried()
+        self.memory = CarriedState()
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
-        state = self.memory.before(batch, lambda rows: model.start(rows, enough(model)))
+        state = self.memory.state_for(batch, lambda rows: model.start(rows, required_capacity(model)))
         context = Context.after(state.lengths, batch.tokens.shape[1], valid=batch.valid)
         x, layers = model.stack.step(model.embed(batch.tokens, context), state.layers, context)
-        self.memory.keep(batch, State.of_new_buffers(state.lengths + context.lengths, layers))
-        return Loss(*of_tokens(model, x, context, batch.targets, self.smoothing), batch.count)
+        self.memory.store(batch, State.of_new_buffers(state.lengths + context.lengths, layers))
+        return Loss(*token_loss(model, x, context, batch.targets, self.smoothing), batch.count)
 
     def state(self) -> dict[str, Tensor]:
         return self.memory.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        self.memory = Carried(tensors)
+        self.memory = CarriedState(tensors)
 
 
-class Carried:
-    """What is remembered from one batch to the next, as long as that goes on where it ended.
+class CarriedState:
+    """The model state that is carried from one batch to the next, as long as the next batch continues where it ended.
 
-    tensors: what `tensors` gave, in a run that goes on.
+    tensors: what `tensors` returned, to resume a run.
     """
 
     def __init__(self, tensors: dict[str, Tensor] | None = None):
         self.saved = dict(tensors or {})
         self.kept: State | None = None
-        self.place = int(self.saved.pop("place", -1))  # where the next batch must begin
+        self.place = int(self.saved.pop("place", -1))  # where the next batch must start
 
-    def before(self, batch: Batch, start: Callable[[int], State]) -> State:
-        """The state that a batch is read with; `start` gives an empty one for so many rows."""
+    def state_for(self, batch: Batch, start: Callable[[int], State]) -> State:
+        """Return the state with which to read a batch; `start` makes an empty one for a number of rows."""
         rows = len(batch.tokens)
         if self.saved:
             numbers = iter(range(len(self.saved)))
             shapes = start(int(self.saved["0"].shape[0]))
-            self.kept = each(shapes, lambda old: self.saved[str(next(numbers))].to(old.device))
+            self.kept = map_tensors(shapes, lambda old: self.saved[str(next(numbers))].to(old.device))
             self.saved = {}
-        if self.kept is None or not batch.place or batch.place != self.place or len(self.kept.lengths) != rows:
+        if (
+            self.kept is None
+            or not batch.stream_offset
+            or batch.stream_offset != self.place
+            or len(self.kept.lengths) != rows
+        ):
             return start(rows)
         return self.kept
 
-    def keep(self, batch: Batch, state: State) -> None:
-        self.kept, self.place = each(state, Tensor.detach), (batch.place or 0) + batch.tokens.shape[1]
+    def store(self, batch: Batch, state: State) -> None:
+        self.kept, self.place = map_tensors(state, Tensor.detach), (batch.stream_offset or 0) + batch.tokens.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         if self.kept is None:
             return dict(self.saved) | ({"place": torch.tensor(self.place)} if self.saved else {})
         found: list[Tensor] = []
-        each(self.kept, lambda tensor: found.append(tensor.clone()))
+        map_tensors(self.kept, lambda tensor: found.append(tensor.clone()))
         return {"place": torch.tensor(self.place)} | {str(i): tensor for i, tensor in enumerate(found)}
 
 
-def enough(model: Model) -> int:
-    """A capacity with which a state has all the room that it will ever need; refuses a model that remembers more and
-    more."""
+def required_capacity(model: Model) -> int:
+    """Return a capacity beyond which the state of the model never grows. A model whose state grows forever is
+    refused."""
     if model.limit is not None:
-        raise UserError(f"a text in segments has no end, and the positions of this model reach only {model.limit}")
+        raise UserError(
+            f"a text in segments has no maximum length, and the positions of this model end at {model.limit}"
+        )
     capacity = 1024
     while model.cost(1, capacity).state != model.cost(1, 4 * capacity).state:
         capacity *= 4
-        if capacity > LONGEST:
+        if capacity > MAX_CAPACITY:
             raise UserError(
-                "this model remembers all it has read, which never ends in a text of segments: give its attention a "
-                "pattern that forgets, such as 'causal & window(256)', or choose the objective next_token"
+                "the cache of this model grows forever in a text of segments: give its attention a "
+                "pattern with a limited reach, such as 'causal & window(256)', or choose the objective next_token"
             )
     return capacity
 
 
 @contextmanager
-def remembering(model: Model, positions: int) -> Iterator[None]:
-    """Inside, the model's patterns reach so many positions back, those that do not see everything."""
+def memory_length(model: Model, positions: int) -> Iterator[None]:
+    """Set the reach of the model's attention patterns to so many positions, except full attention, and restore it on
+    exit."""
     changed = [m for m in model.modules() if isinstance(getattr(m, "pattern", None), Pattern)]
     before = [module.pattern for module in changed]
     try:

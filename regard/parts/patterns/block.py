@@ -1,10 +1,10 @@
-"""Blocks that see only themselves, and what stands just before or after them: block-diagonal attention, segments with a
-memory, windows of whole blocks.
+"""Block attention: a query attends to the keys of its own block, and to some keys just before or after that block.
+Covers block-diagonal attention, segments with a memory, and windows of whole blocks.
 
     query // size * size - before  <=  key  <  (query // size + 1) * size + after
 
 Qiu et al. 2019, "Blockwise Self-Attention for Long Document Understanding", arXiv:1911.02972. With a memory: Dai et al.
-2019, "Transformer-XL", arXiv:1901.02860, `causal & block(512, before=512)`. With both neighbours: Zaheer et al. 2020,
+2019, "Transformer-XL", arXiv:1901.02860, `causal & block(512, before=512)`. With both neighbors: Zaheer et al. 2020,
 "Big Bird", arXiv:2007.14062, `block(64, 64, 64)`.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Block(Pattern):
-    """size: positions of a block.
-    before: so many positions before the block are seen too, by all in it.
-    after: and so many after it.
+    """size: positions in a block.
+    before: positions before the block that all of its queries also see.
+    after: positions after the block that all of its queries also see.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -35,13 +35,13 @@ class Block(Pattern):
     after: int = 0
 
     def __post_init__(self) -> None:
-        whole("block.size", self.size, 1)
-        whole("block.before", self.before, 0)
-        whole("block.after", self.after, 0)
+        check_int("block.size", self.size, 1)
+        check_int("block.before", self.before, 0)
+        check_int("block.after", self.after, 0)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        ahead = key_at - query_at // self.size * self.size  # of the query's block
-        return (ahead >= -self.before) & (ahead < self.size + self.after)
+        offset = key_at - query_at // self.size * self.size  # from the start of the query's block
+        return (offset >= -self.before) & (offset < self.size + self.after)
 
     def reaching(self, positions: int) -> Pattern:
         return replace(self, before=positions)

@@ -1,4 +1,4 @@
-"""Nobody looks ahead: what a decoder needs."""
+"""Causal attention: a query attends to itself and to earlier keys, as in a decoder."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,10 @@
-"""Every so many places of a segment, which see each other: each head takes a tooth of the comb, all heads all of them.
+"""Dilated segments: within each segment, a head uses every `rate`-th position, and these attend to each other. Heads
+start at different offsets, so that together they cover all positions.
 
     query // segment == key // segment    and    query % segment, key % segment = offset(head) modulo rate
 
-Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens", arXiv:2307.02486. A position off the teeth of
-a head sees nothing there, so a comb stands beside others.
+Ding et al. 2023, "LongNet: Scaling Transformers to 1,000,000,000 Tokens", arXiv:2307.02486. A position
+that a head skips attends to nothing in that head, so a comb is combined with other patterns.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Comb(Pattern):
-    """segment: positions of a segment.
-    rate:    the distance between two that see each other.
-    offsets: where each head begins in a segment, going round the heads: comb(64, 4, offsets=(0, 1, 2, 3)).
+    """segment: positions in a segment.
+    rate:    distance between two positions that attend to each other.
+    offsets: first position that each head uses in a segment, cycled over the heads: comb(64, 4, offsets=(0, 1, 2, 3)).
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -33,14 +34,14 @@ class Comb(Pattern):
     offsets: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        whole("comb.segment", self.segment, 1)
-        whole("comb.rate", self.rate, 1)
+        check_int("comb.segment", self.segment, 1)
+        check_int("comb.rate", self.rate, 1)
         if self.rate > self.segment:
             raise UserError(f"a comb of rate {self.rate} does not fit into segments of {self.segment}: lower the rate")
         if not isinstance(self.offsets, tuple | list) or not self.offsets:
             raise UserError(f"offsets of comb lists where heads begin, such as offsets=(0, 1), not {self.offsets!r}")
         for offset in self.offsets:
-            whole("an offset of comb", offset, 0, most=self.rate - 1)
+            check_int("an offset of comb", offset, 0, most=self.rate - 1)
         object.__setattr__(self, "offsets", tuple(self.offsets))
 
     @property
@@ -48,19 +49,19 @@ class Comb(Pattern):
         return len(self.offsets)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        same = (query_at // self.segment == key_at // self.segment) & (self._tooth(query_at) == self._tooth(key_at))
+        same = (query_at // self.segment == key_at // self.segment) & (self._phase(query_at) == self._phase(key_at))
         if len(self.offsets) == 1:
-            return same & (self._tooth(key_at) == self.offsets[0])
+            return same & (self._phase(key_at) == self.offsets[0])
         offsets = torch.tensor(self.offsets, dtype=key_at.dtype, device=key_at.device)
-        return same & (self._tooth(key_at) == offsets[:, None, None])
+        return same & (self._phase(key_at) == offsets[:, None, None])
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
         offsets = torch.tensor(sorted(set(self.offsets)), dtype=key_at.dtype, device=key_at.device)
-        wanted = torch.isin(self._tooth(key_at), offsets)
+        wanted = torch.isin(self._phase(key_at), offsets)
         return (key_at // self.segment >= now // self.segment) & wanted
 
     def kin(self, at: Tensor) -> Tensor:
-        return at // self.segment * self.rate + self._tooth(at)
+        return at // self.segment * self.rate + self._phase(at)
 
-    def _tooth(self, at: Tensor) -> Tensor:
+    def _phase(self, at: Tensor) -> Tensor:
         return at % self.segment % self.rate

@@ -1,6 +1,7 @@
-"""A window with gaps: neighbours at every `rate`-th place, so that few keys reach far (also called atrous).
+"""A dilated window: a query attends to neighbors at every `rate`-th position, so that few keys reach far (also called
+atrous).
 
-    age a multiple of rate, and 0 <= age / rate < size        where age = query - key; below 0 as far as `ahead` goes
+    age a multiple of rate, and 0 <= age / rate < size        where age = query - key; down to -`ahead` for later keys
 
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150.
 """
@@ -11,14 +12,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Dilated(Pattern):
-    """size:  how many places are seen, the query's own included.
-    rate:  the distance between two of them; 1 is a plain window.
-    ahead: how many places are seen after the query; None: as many as before, size - 1.
+    """size:  number of positions that a query sees, its own included.
+    rate:  distance between two of them; 1 is a plain window.
+    ahead: number of positions seen after the query; None: size - 1, as many as before it.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -31,10 +32,10 @@ class Dilated(Pattern):
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        whole("dilated.size", self.size, 1)
-        whole("dilated.rate", self.rate, 1)
+        check_int("dilated.size", self.size, 1)
+        check_int("dilated.rate", self.rate, 1)
         if self.ahead is not None:
-            whole("dilated.ahead", self.ahead, 0)
+            check_int("dilated.ahead", self.ahead, 0)
 
     @property
     def causal(self) -> bool:
@@ -42,12 +43,12 @@ class Dilated(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         age = query_at - key_at
-        places = age // self.rate
+        steps = age // self.rate
         after = self.size - 1 if self.ahead is None else self.ahead
-        return (age % self.rate == 0) & (places < self.size) & (places >= -after)
+        return (age % self.rate == 0) & (steps < self.size) & (steps >= -after)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return -((key_at - now) // self.rate) < self.size  # places, rounded up
+        return -((key_at - now) // self.rate) < self.size  # age / rate, rounded up
 
     def kin(self, at: Tensor) -> Tensor:
         return at % self.rate

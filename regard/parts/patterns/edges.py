@@ -1,4 +1,5 @@
-"""A graph as a list of its edges: each says who looks at whom. For graphs whose matrix would be nearly empty.
+"""A graph as a list of edges: each edge allows one query to attend to one key. For graphs with a sparse adjacency
+matrix.
 
     (query, key)  in  the list
 
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from regard.core import Pattern, UserError
 
-MOST = 1 << 31  # nodes, so that a pair of them fits a number of 64 bits
+MAX_NODES = 1 << 31  # so that a pair of nodes fits into 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Edges(Pattern):
-    """pairs: (2, edges) whole numbers: queries, and the key that each looks at. An edge counts once, however often it
-    is listed. A street with two directions is two edges.
+    """pairs: (2, edges) integers: the queries, and the key that each attends to. Duplicate edges count once. An
+    undirected edge is listed as two edges.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -32,15 +33,15 @@ class Edges(Pattern):
     def __post_init__(self) -> None:
         given = self.pairs
         if not isinstance(given, Tensor) or given.dim() != 2 or len(given) != 2 or not given.shape[1]:
-            raise UserError("the edges of a graph are a tensor (2, edges): queries, and the key that each looks at")
-        if given.is_floating_point() or int(given.min()) < 0 or int(given.max()) >= MOST:
-            raise UserError("the edges of a graph are whole numbers of nodes, counted from 0")
+            raise UserError("the edges of a graph are a tensor (2, edges): the queries, and the key of each")
+        if given.is_floating_point() or int(given.min()) < 0 or int(given.max()) >= MAX_NODES:
+            raise UserError("the edges of a graph are integer node indices, counted from 0")
 
     @cached_property
     def _list(self) -> Tensor:
-        """(2, edges), sorted and each once: a copy, so that nobody changes it from outside."""
-        codes = torch.unique(self.pairs[0].cpu().long() * MOST + self.pairs[1].cpu().long())
-        return torch.stack((codes // MOST, codes % MOST))
+        """Return the edges (2, edges), sorted and without duplicates, as a copy that callers cannot change."""
+        codes = torch.unique(self.pairs[0].cpu().long() * MAX_NODES + self.pairs[1].cpu().long())
+        return torch.stack((codes // MAX_NODES, codes % MAX_NODES))
 
     @cached_property
     def causal(self) -> bool:  # type: ignore[override]
@@ -48,10 +49,10 @@ class Edges(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         queries, keys = self._list.to(key_at.device)
-        asked = torch.where((query_at >= 0) & (key_at >= 0), query_at.long() * MOST + key_at.long(), -1)
-        known = queries * MOST + keys  # sorted
-        place = torch.searchsorted(known, asked.contiguous()).clamp(max=len(known) - 1)
-        return known[place] == asked
+        asked = torch.where((query_at >= 0) & (key_at >= 0), query_at.long() * MAX_NODES + key_at.long(), -1)
+        edges = queries * MAX_NODES + keys  # sorted
+        place = torch.searchsorted(edges, asked.contiguous()).clamp(max=len(edges) - 1)
+        return edges[place] == asked
 
     def edges(self, length: int) -> Tensor:
         inside = self._list[:, (self._list < length).all(0)]

@@ -1,4 +1,4 @@
-"""Everybody may look at everybody."""
+"""Full attention: every query attends to every key."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The first few keys, which everybody may see: where attention goes that wants to look at nothing ("sinks").
+"""Attention sinks: every query attends to the first `count` keys, which absorb attention that has nowhere to go.
 
     key < count
 
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class First(Pattern):
-    """count: how many keys from the beginning of the sequence."""
+    """count: number of keys from the start of the sequence."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 3},)
     count: int
 
     def __post_init__(self) -> None:
-        whole("first.count", self.count, 1)
+        check_int("first.count", self.count, 1)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return torch.broadcast_tensors(key_at < self.count, query_at)[0]

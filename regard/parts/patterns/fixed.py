@@ -1,9 +1,10 @@
-"""One's own block, and the last columns of every block, which learn to summarise it.
+"""Fixed attention: a query attends to its own block, and to the last columns of every block, which learn to summarize
+it.
 
     query // every == key // every    or    (every - 1 - key % every) // summary == head % turns
 
 Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509: heads of the same layer
-look at different summaries. Theirs is `causal & fixed(...)`.
+attend to different summary columns. In the paper it is `causal & fixed(...)`.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,15 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Fixed(Pattern):
-    """every:   positions of a block (the paper's l).
-    summary: columns at its end that all see (the paper's c).
-    turns:   head 0 sees the last `summary` columns, head 1 those before them, and so on, round again after this many.
+    """every:   positions in a block (the paper's l).
+    summary: number of columns at the end of a block that all queries see (the paper's c).
+    turns:   head 0 sees the last `summary` columns, head 1 the ones before them, and so on, cycling after `turns`
+             heads.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -32,9 +34,9 @@ class Fixed(Pattern):
     turns: int = 1
 
     def __post_init__(self) -> None:
-        whole("fixed.every", self.every, 1)
-        whole("fixed.summary", self.summary, 1)
-        whole("fixed.turns", self.turns, 1, most=1024)
+        check_int("fixed.every", self.every, 1)
+        check_int("fixed.summary", self.summary, 1)
+        check_int("fixed.turns", self.turns, 1, most=1024)
         if self.summary * self.turns > self.every:
             raise UserError(f"{self.turns} turns of {self.summary} columns do not fit into a block of {self.every}")
 
@@ -44,14 +46,14 @@ class Fixed(Pattern):
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         own = query_at // self.every == key_at // self.every
-        summary = self._back(key_at)
+        summary = self._summary_index(key_at)
         if self.turns == 1:
             return own | (summary == 0)
         return own | (summary == torch.arange(self.turns, device=key_at.device)[:, None, None])
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return (key_at // self.every >= now // self.every) | (self._back(key_at) < self.turns)
+        return (key_at // self.every >= now // self.every) | (self._summary_index(key_at) < self.turns)
 
-    def _back(self, key_at: Tensor) -> Tensor:
-        """In which summary a key is, counted from the end of its block."""
+    def _summary_index(self, key_at: Tensor) -> Tensor:
+        """Return the index of the group of summary columns that holds each key, counted from the end of its block."""
         return (self.every - 1 - key_at % self.every) // self.summary

@@ -1,6 +1,6 @@
-"""A few positions that see everybody and are seen by everybody: the hubs of a sparse pattern.
+"""Global tokens: a few positions attend to everything, and every query attends to them.
 
-    query in hubs    or    key in hubs
+    query is global    or    key is global
 
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150; Zaheer et al. 2020, "Big Bird", arXiv:2007.14062.
 """
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):
-    """count: the first so many positions.
-    at:    further positions, wherever they are: global_tokens(at=(0, 17, 35)).
+    """count: number of global positions at the start of the sequence.
+    at:    further global positions: global_tokens(at=(0, 17, 35)).
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 2}, {"at": (0, 9, 21)}, {"count": 1, "at": (30,)})
@@ -26,22 +26,23 @@ class GlobalTokens(Pattern):
     at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        whole("global_tokens.count", self.count, 0)
+        check_int("global_tokens.count", self.count, 0)
         if not isinstance(self.at, tuple | list):
             raise UserError(f"at of global_tokens lists positions, such as at=(0, 17), not {self.at!r}")
         for place in self.at:
-            whole("a position in global_tokens.at", place, 0)
+            check_int("a position in global_tokens.at", place, 0)
         if not self.count and not self.at:
             raise UserError("global_tokens needs a count or positions: global_tokens(2) or global_tokens(at=(0, 17))")
         object.__setattr__(self, "at", tuple(self.at))
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        return self._hub(query_at) | self._hub(key_at)
+        return self._is_global(query_at) | self._is_global(key_at)
 
     def keeps(self, key_at: Tensor, now: Tensor) -> Tensor:
-        return self._hub(key_at) | (now <= max(self.count - 1, *self.at, -1))  # until the last hub has looked
+        last = max(self.count - 1, *self.at, -1)
+        return self._is_global(key_at) | (now <= last)  # all keys are kept until the last global query
 
-    def _hub(self, at: Tensor) -> Tensor:
+    def _is_global(self, at: Tensor) -> Tensor:
         first = (at >= 0) & (at < self.count)
         if not self.at:
             return first

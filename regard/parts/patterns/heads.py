@@ -1,6 +1,6 @@
-"""A pattern for each head, so that heads of one layer look in different ways.
+"""One pattern per head, so that the heads of a layer attend in different ways.
 
-    heads(window(8), stride(8))        the first head looks near, the second far, the third near again, ...
+    heads(window(8), stride(8))        local attention in heads 0, 2, ..., strided attention in heads 1, 3, ...
 
 Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509.
 """
@@ -17,7 +17,7 @@ from regard.core import Pattern, UserError
 
 @dataclass(frozen=True)
 class Heads(Pattern):
-    """each: the patterns (or their string forms), going round the heads; head h follows number h modulo their count."""
+    """each: the patterns (or their string forms), cycled over the heads: head h uses pattern h modulo their number."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"each": ("causal", "stride(5)", "first(2)")},
@@ -31,7 +31,7 @@ class Heads(Pattern):
             raise UserError("heads needs at least one pattern: heads(window(8), stride(8))")
         for given in self.each:
             if not isinstance(given, Pattern | str):
-                raise UserError(f"heads takes patterns, and {given!r} is none")
+                raise UserError(f"heads takes patterns, not {given!r}")
         each = tuple(Pattern.parse(given) if isinstance(given, str) else given for given in self.each)
         object.__setattr__(self, "each", each)
 

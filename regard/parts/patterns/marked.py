@@ -1,4 +1,4 @@
-"""Keys that a batch marks, which everybody may see: the question before a text, the anchors of a row.
+"""Every query attends to the keys that are marked in the batch, such as the question before a document.
 
     marks[row, key]
 
@@ -16,7 +16,7 @@ from regard.core import Pattern, UserError
 
 @dataclass(frozen=True, eq=False)
 class Marked(Pattern):
-    """marks: (batch, time) True where a key may be seen. Given with a batch, never in a recipe."""
+    """marks: (batch, time) True where every query may attend to the key. Passed with a batch, never in a recipe."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"marks": torch.tensor([[True, False, True] * 13, [False] * 30 + [True] * 9], device="cpu")},

@@ -1,6 +1,6 @@
-"""Any pattern at all, written down: the adjacency of a graph, a mask from elsewhere.
+"""An explicit attention mask: the adjacency matrix of a graph, or a mask from elsewhere.
 
-    allowed[query, key]        and nothing beyond its edges
+    allowed[query, key]        and False outside the matrix
 
 Veličković et al. 2018, "Graph Attention Networks", arXiv:1710.10903, is attention with the adjacency as pattern.
 """
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from regard.core import Pattern, UserError
 from regard.errors import in_one_line
-from regard.files.reading import announced_bytes
+from regard.files.reading import npy_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix(Pattern):
-    """allowed: (queries, keys), or (batch, queries, keys) for a graph per row; True or 1 where a query may look.
-    In a recipe the path of an .npy or .safetensors file that holds it: matrix("adjacency.npy").
+    """allowed: (queries, keys), or (batch, queries, keys) for a graph per row; True or 1 where a query may attend to a
+    key. In a recipe it is the path of an .npy or .safetensors file with the matrix: matrix("adjacency.npy").
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -38,16 +38,16 @@ class Matrix(Pattern):
         table = self.table
         if table.dim() not in (2, 3) or not table.numel():
             shape = tuple(table.shape)
-            raise UserError(f"a matrix is (queries, keys) or (batch, queries, keys) with something in it, not {shape}")
+            raise UserError(f"a matrix is (queries, keys) or (batch, queries, keys) and not empty, not {shape}")
 
     @cached_property
     def table(self) -> Tensor:
-        """A bool copy, so that nobody changes it from outside."""
+        """Return the matrix as a bool copy, which callers cannot change."""
         given = _from_file(self.allowed) if isinstance(self.allowed, str) else self.allowed
         if not isinstance(given, Tensor):
             raise UserError(f"a matrix is a tensor or the path of a file, not {given!r}")
         if given.dtype != torch.bool and not bool(((given == 0) | (given == 1)).all()):
-            raise UserError("a matrix holds True and False, or 1 and 0, and this one holds other numbers")
+            raise UserError("a matrix holds True and False, or 1 and 0, not other numbers")
         return given.detach().to(torch.bool, copy=True)
 
     @cached_property
@@ -65,16 +65,16 @@ class Matrix(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         table = self.table.to(key_at.device)
         queries, keys = table.shape[-2:]
-        known = (query_at >= 0) & (query_at < queries) & (key_at >= 0) & (key_at < keys)
+        inside = (query_at >= 0) & (query_at < queries) & (key_at >= 0) & (key_at < keys)
         place = query_at.clamp(0, queries - 1).long(), key_at.clamp(0, keys - 1).long()
         if self.fixed:
-            return table[place] & known
+            return table[place] & inside
         rows = torch.arange(len(table), device=table.device)[:, None, None, None]
-        return table[(rows, *place)] & known
+        return table[(rows, *place)] & inside
 
     @cached_property
     def _last(self) -> Tensor:
-        """(keys,) the last query that looks at each key, -1 when none does."""
+        """Return the last query that attends to each key, (keys,), or -1 if none does."""
         seen = self.table if self.fixed else self.table.any(0)
         at = torch.arange(seen.shape[0], device=seen.device)[:, None]
         return torch.where(seen, at, -1).amax(0)
@@ -97,14 +97,14 @@ def _from_file(path: str) -> Tensor:
     try:
         if suffix == ".npy":
             with open(path, "rb") as file:
-                if announced_bytes(file) > Path(path).stat().st_size:
+                if npy_bytes(file) > Path(path).stat().st_size:
                     raise ValueError("its header announces more than it holds")
-            held = [torch.from_numpy(np.load(path, allow_pickle=False))]
+            tensors = [torch.from_numpy(np.load(path, allow_pickle=False))]
         else:
-            held = list(load_file(path).values())
+            tensors = list(load_file(path).values())
     except (OSError, ValueError, TypeError, EOFError, OverflowError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or in_one_line(error)
         raise UserError(f"no matrix can be read from '{path}': {why}") from None
-    if len(held) != 1:
-        raise UserError(f"'{path}' should hold one tensor, the matrix, and holds {len(held)}")
-    return held[0]
+    if len(tensors) != 1:
+        raise UserError(f"'{path}' should hold one tensor, the matrix, and holds {len(tensors)}")
+    return tensors[0]

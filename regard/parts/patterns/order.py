@@ -1,5 +1,5 @@
-"""Positions that are told one after the other, in an order that each sequence has of its own: who comes later has seen
-those before, and what is there from the beginning is seen by all.
+"""Permuted factorization order: a query attends to the keys that come before it in the order of its own sequence, and
+to all keys of rank 0.
 
     rank(key) = 0     or     rank(key) < rank(query)
 
@@ -17,8 +17,8 @@ from regard.core import Pattern, UserError
 
 @dataclass(frozen=True, eq=False)
 class Order(Pattern):
-    """ranks: (batch, time) whole numbers from 0 on. Given with a batch, never in a recipe.
-    begin: the place of the first of them; all before it are seen, and nobody sees what comes after the last.
+    """ranks: (batch, time) integers from 0. Passed with a batch, never in a recipe.
+    begin: position of the first rank. All positions before it are visible, those after the last rank are not.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -51,5 +51,5 @@ class Order(Pattern):
         ranks = self.ranks.to(at.device)
         rows = torch.arange(len(ranks), device=at.device)[:, None, None, None]
         place = at - self.begin
-        known = (place >= 0) & (place < ranks.shape[1])
-        return torch.where(known, ranks[rows, place.clamp(0, ranks.shape[1] - 1).long()], 0)
+        inside = (place >= 0) & (place < ranks.shape[1])
+        return torch.where(inside, ranks[rows, place.clamp(0, ranks.shape[1] - 1).long()], 0)

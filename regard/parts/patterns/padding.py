@@ -1,8 +1,8 @@
-"""Only the real keys of rows that are shorter than the batch is wide.
+"""Padding mask: a query attends only to the keys within the length of its row.
 
     key < length of its row
 
-Models do this by themselves from `valid`; this is for combining it with other patterns by hand.
+Models already do this from `valid`; this pattern is for combining it with others by hand.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regard.core import Pattern, UserError
 
 @dataclass(frozen=True, eq=False)
 class Padding(Pattern):
-    """lengths: (batch,) how many positions of each row are real. Given with a batch, never in a recipe."""
+    """lengths: (batch,) number of valid positions in each row. Passed with a batch, never in a recipe."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"lengths": torch.tensor([13, 40], device="cpu")},)
     lengths: Tensor

@@ -1,4 +1,5 @@
-"""A prompt that all may read, itself in both directions, before a text that is written from left to right.
+"""Prefix attention: every query attends to the first `count` keys, so that a prompt is read in both directions before
+a text that is generated from left to right.
 
     key < count        in `causal | prefix(count)`
 
@@ -13,19 +14,19 @@ import torch
 from torch import Tensor
 
 from regard.core import Pattern, UserError
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Pattern):
-    """count: how long the prompt is, or a tensor (batch,) of how long each one of a batch is."""
+    """count: length of the prefix, or a tensor (batch,) with the length in each row."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"count": 7}, {"count": torch.tensor([4, 11], device="cpu")})
     count: int | Tensor
 
     def __post_init__(self) -> None:
         if not isinstance(self.count, Tensor):
-            whole("prefix.count", self.count, 0)
+            check_int("prefix.count", self.count, 0)
         elif self.count.dim() != 1 or not len(self.count) or self.count.is_floating_point():
             raise UserError(f"count of a prefix is a number or (batch,) whole numbers, not {tuple(self.count.shape)}")
 

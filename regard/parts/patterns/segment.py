@@ -1,4 +1,4 @@
-"""Only one's own document, where several are packed into one row.
+"""Document mask: a query attends only to keys of its own document, where several documents are packed into one row.
 
     id of the query == id of the key
 
@@ -16,8 +16,8 @@ from regard.core import Pattern, UserError
 
 @dataclass(frozen=True, eq=False)
 class Segment(Pattern):
-    """ids: (batch, time) whole numbers; a position beyond them belongs to nobody. Given with a batch, never in a
-    recipe."""
+    """ids: (batch, time) integers, the document of each position; positions beyond them belong to no document. Passed
+    with a batch, never in a recipe."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"ids": torch.tensor([[0] * 15 + [1] * 10 + [2] * 13, [5] * 3 + [4] * 34 + [5]], device="cpu")},
@@ -42,6 +42,6 @@ class Segment(Pattern):
         ids = self.ids.to(key_at.device)
         rows = torch.arange(len(ids), device=ids.device)[:, None, None, None]
         last = ids.shape[1] - 1
-        known = [(at >= 0) & (at <= last) for at in (query_at, key_at)]
+        inside = [(at >= 0) & (at <= last) for at in (query_at, key_at)]
         of_query, of_key = (ids[rows, at.clamp(0, last).long()] for at in (query_at, key_at))
-        return (of_query == of_key) & known[0] & known[1]
+        return (of_query == of_key) & inside[0] & inside[1]

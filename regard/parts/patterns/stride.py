@@ -1,8 +1,9 @@
-"""Every so many places, however far away: with a window it reaches everything in two steps.
+"""Strided attention: a query attends to every `every`-th key at any distance. Combined with a window, it reaches all
+keys in two layers.
 
     query - key a multiple of every
 
-Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509, where it stands beside a
+Child et al. 2019, "Generating Long Sequences with Sparse Transformers", arXiv:1904.10509, where it is combined with a
 window: `causal & heads(window(128), stride(128))`.
 """
 
@@ -12,18 +13,18 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Stride(Pattern):
-    """every: the distance between two places that see each other, in both directions."""
+    """every: distance between two positions that attend to each other, in both directions."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"every": 7},)
     every: int
 
     def __post_init__(self) -> None:
-        whole("stride.every", self.every, 1)
+        check_int("stride.every", self.every, 1)
 
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return (query_at - key_at) % self.every == 0

@@ -1,6 +1,6 @@
-"""Only the neighbours: local attention.
+"""Local attention: a query attends to the keys in a window around it.
 
-    0 <= age < size        where age = query - key; below 0 as far as `ahead` goes
+    0 <= age < size        where age = query - key; down to -`ahead` for later keys
 
 Beltagy et al. 2020, "Longformer", arXiv:2004.05150, and many before.
 """
@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from regard.core import Pattern
-from regard.pattern.algebra import whole
+from regard.pattern.algebra import check_int
 
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """size:  keys fewer than this many places before the query are seen, the query's own included.
-    ahead: so many after it; None: as many as before, size - 1.
+    """size:  number of keys seen up to the query, its own position included.
+    ahead: number of keys seen after the query; None: size - 1, as many as before it.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"size": 4}, {"size": 3, "ahead": 0}, {"size": 2, "ahead": 5})
@@ -25,9 +25,9 @@ class Window(Pattern):
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        whole("window.size", self.size, 1)
+        check_int("window.size", self.size, 1)
         if self.ahead is not None:
-            whole("window.ahead", self.ahead, 0)
+            check_int("window.ahead", self.ahead, 0)
 
     @property
     def causal(self) -> bool:

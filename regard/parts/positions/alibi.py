@@ -1,4 +1,4 @@
-"""Attention with linear biases: keys count less the further away they are, at a rate of its own in each head.
+"""Attention with linear biases (ALiBi): a score falls with the distance of the key, at a different rate in each head.
 
     bias = -slope |i - j|            slopes 2^(-8/heads), 2^(-16/heads), ... 2^-8
 
@@ -13,9 +13,9 @@ from regard.ops.rotary import constant
 
 
 class Alibi(Position):
-    """Nothing is learned, and any length will do. Keys ahead, where the pattern allows any, count as those behind.
+    """Nothing is learned, and there is no maximum length. Keys after the query are penalized like keys before it.
 
-    last: slopes fall to 2^-last; the paper's and BLOOM's is 8, MPT's can be chosen.
+    last: the slopes fall to 2^-last; 8 in the paper and in BLOOM, configurable in MPT.
     """
 
     relative = True
@@ -26,15 +26,15 @@ class Alibi(Position):
         self.slopes = slopes(heads, last)
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
-        exact = torch.promote_types(q.dtype, torch.float32)  # half floats cannot count far
-        far = (query_at - key_at).abs().to(exact)  # (batch or 1, 1, n, m)
-        return (far * -constant(self.slopes, q.device).to(exact)[:, None, None]).to(q.dtype)
+        exact = torch.promote_types(q.dtype, torch.float32)  # half precision cannot represent large distances
+        distance = (query_at - key_at).abs().to(exact)  # (batch or 1, 1, n, m)
+        return (distance * -constant(self.slopes, q.device).to(exact)[:, None, None]).to(q.dtype)
 
 
 def slopes(heads: int, last: float) -> tuple[float, ...]:
-    """Geometric when heads are a power of two; else those of the power below, and then every other one of the power
-    above."""
+    """Return the slope of each head: a geometric series if `heads` is a power of two; otherwise the series of the next
+    lower power, followed by every other slope of the next higher power."""
     below = 1 << (heads.bit_length() - 1)
-    whole = [2 ** (-last * (i + 1) / below) for i in range(below)]
+    series = [2 ** (-last * (i + 1) / below) for i in range(below)]
     between = [2 ** (-last * (i + 1) / (2 * below)) for i in range(0, 2 * below, 2)]
-    return tuple(whole + between[: heads - below])
+    return tuple(series + between[: heads - below])

@@ -1,5 +1,5 @@
-"""Axial positions: the sequence is laid out in rows and columns, and a place is its row's vector beside its column's:
-half a million places need only some hundred vectors each way.
+"""Axial positions: the sequence is laid out in rows and columns, and a position is the concatenation of a row vector
+and a column vector. Half a million positions need only some hundred vectors per axis.
 
     p(n) = [R[n // columns]; C[n % columns]]
 
@@ -15,8 +15,8 @@ from regard.core import Position, UserError
 
 
 class Axial(Position):
-    """shape: rows and columns; a sequence longer than their product is refused.
-    dims:     channels of a row's vector and of a column's, the width in all; None: half each.
+    """shape: numbers of rows and columns; a sequence longer than their product is refused.
+    dims:     channels of a row vector and of a column vector, which sum to the width; None: half each.
     """
 
     examples = ({"shape": [5, 6]}, {"shape": [4, 8], "dims": [7, 17]})
@@ -34,7 +34,7 @@ class Axial(Position):
         )
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
-        known = at.clamp(max=self.limit - 1)  # the model refuses real columns beyond; padding may stand there
+        at = at.clamp(max=self.limit - 1)  # the model refuses longer sequences, but padding may lie beyond the limit
         columns = len(self.columns)
-        place = F.embedding(known // columns, self.rows), F.embedding(known % columns, self.columns)
+        place = F.embedding(at // columns, self.rows), F.embedding(at % columns, self.columns)
         return x + torch.cat(place, -1)

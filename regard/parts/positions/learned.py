@@ -1,4 +1,4 @@
-"""Learned positions: a vector for each place, added to the token vectors. There are only so many.
+"""Learned positions: a learned vector for each position, added to the token vectors. The length is limited.
 
     p(n) = P[n]
 
@@ -13,8 +13,8 @@ from regard.core import Position, UserError
 
 
 class Learned(Position):
-    """length: places that it knows; a longer sequence is refused.
-    offset:    rows of the table before the first place's; BART and OPT keep 2.
+    """length: maximum number of positions; a longer sequence is refused.
+    offset:    rows of the table before that of position 0; BART and OPT have 2.
     """
 
     examples = ({"length": 29}, {"length": 31, "offset": 2})
@@ -27,5 +27,5 @@ class Learned(Position):
         self.table = nn.Parameter(torch.empty(length + offset, width).normal_(std=0.02))
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
-        known = at.clamp(max=self.limit - 1)  # the model refuses real columns beyond; padding may stand there
-        return x + F.embedding(known + self.offset, self.table)
+        at = at.clamp(max=self.limit - 1)  # the model refuses longer sequences, but padding may lie beyond the limit
+        return x + F.embedding(at + self.offset, self.table)

@@ -1,9 +1,7 @@
-"""No position: the order of a sequence is known only through what the mixers do with it."""
+"""No position: the model knows the order of a sequence only through its mixers."""
 
 from regard.core import Position
 
 
 class None_(Position):
-    """Does nothing."""
-
     relative = True

@@ -1,12 +1,12 @@
-"""Rotary positions: each pair of channels of a query and a key is turned by an angle that grows with the place, so
-that their dot product knows only how far apart they are.
+"""Rotary positions (RoPE): each pair of channels of a query and a key is rotated by an angle proportional to the
+position, so that their dot product depends only on the distance between them.
 
-    (q_2i, q_2i+1) at place n  ->  turned by n w_i,      w_i = base^(-2i/dim)
+    (q_2i, q_2i+1) at position n  ->  rotated by n w_i,      w_i = base^(-2i/dim)
 
-Su et al. 2021, "RoFormer", arXiv:2104.09864. A model trained on short sequences reads longer ones when the turning is
-slowed down: the scalings below. None of them may look at the length of the sequence at hand, as "dynamic" and
-"longrope" do elsewhere: keys that are cached would have been turned at another speed than those of a longer sequence,
-and the output would depend on how it was cut. Here the length is declared once.
+Su et al. 2021, "RoFormer", arXiv:2104.09864. A model trained on short sequences reads longer ones when the
+frequencies are lowered: the scalings below. None of them may depend on the length of the current sequence, as "dynamic"
+and "longrope" do elsewhere: cached keys would have been rotated at other frequencies than those of a longer sequence,
+and the output would depend on how the sequence was cut. Here the length is declared once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from torch import Tensor, cat
 from regard.core import Context, Position, UserError
 from regard.core.fusion import RotaryTables
 from regard.errors import nearest
-from regard.ops.rotary import angles, speeds, turn
-from regard.schema import fit
+from regard.ops.rotary import angles, frequencies, rotate
+from regard.schema import check_arguments
 
 
 class Rotary(Position):
-    """layout: "halves": channel i turns with channel i + dim/2 (Llama, NeoX); "interleaved": neighbours (paper, GPT-J).
-    base:      of the geometric series of speeds.
-    fraction:  of a head's channels that are turned, the first ones; the others know no place (NeoX 0.25).
+    """layout: "halves": channel i is paired with channel i + dim/2 (Llama, NeoX); "interleaved": neighboring channels
+               are paired (paper, GPT-J).
+    base:      base of the geometric series of frequencies.
+    fraction:  fraction of the channels of a head that are rotated, the first ones (NeoX 0.25).
     scaling:   a table { kind = "llama3", ... } for sequences longer than those of training: linear, dynamic, llama3,
                yarn, longrope.
     """
@@ -57,48 +58,48 @@ class Rotary(Position):
         super().__init__()
         if layout not in ("interleaved", "halves"):
             raise UserError(f"layout must be 'interleaved' or 'halves', not '{layout}'")
-        self.layout, self.turned = layout, int(dim * fraction)
-        if not 2 <= self.turned <= dim or self.turned % 2:
+        self.layout, self.rotated = layout, int(dim * fraction)
+        if not 2 <= self.rotated <= dim or self.rotated % 2:
             raise UserError(
-                f"rotary positions turn an even number of channels, and fraction {fraction} of dim {dim} is "
-                f"{self.turned}: change one of them"
+                f"rotary positions rotate an even number of channels, and fraction {fraction} of dim {dim} is "
+                f"{self.rotated}: change one of them"
             )
-        self.rates, self.strength = speeds(self.turned, base), 1.0
+        self.rates, self.strength = frequencies(self.rotated, base), 1.0
         if scaling is not None:
-            slowed = _scaling(scaling)
-            self.rates, self.strength = tuple(slowed.rates(self.rates, base)), slowed.strength
+            scaled = _scaling(scaling)
+            self.rates, self.strength = tuple(scaled.rates(self.rates, base)), scaled.strength
 
-    def waves(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (..., pairs), for places (...)."""
+    def cos_sin(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each (..., pairs), for positions (...)."""
         angle = angles(at, self.rates)
         return angle.cos() * self.strength, angle.sin() * self.strength
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
-        return self._turn(q, at)
+        return self._rotate(q, at)
 
     def key(self, k: Tensor, at: Tensor) -> Tensor:
-        return self._turn(k, at)
+        return self._rotate(k, at)
 
     def rotary_tables(self, context: Context, dtype: torch.dtype) -> RotaryTables:
         halves = self.layout == "halves"
 
-        def find() -> RotaryTables:
-            at = context.positions[:1] if context.last == int(context.positions.min()) else context.positions
-            cos, sin = (wave.to(dtype).contiguous() for wave in self.waves(at[:, 0]))
+        def compute() -> RotaryTables:
+            at = context.positions[:1] if context.last_position == int(context.positions.min()) else context.positions
+            cos, sin = (t.to(dtype).contiguous() for t in self.cos_sin(at[:, 0]))
             return RotaryTables(cos, sin, halves)
 
-        return context.once(("spin", self.rates, self.strength, halves, dtype), find)
+        return context.cached(("rotary", self.rates, self.strength, halves, dtype), compute)
 
-    def _turn(self, x: Tensor, at: Tensor) -> Tensor:
-        cos, sin = (wave[:, None].to(x.dtype) for wave in self.waves(at))  # (batch or 1, 1, time, pairs)
-        if self.turned == x.shape[-1]:
-            return turn(x, cos, sin, self.layout)
-        return cat((turn(x[..., : self.turned], cos, sin, self.layout), x[..., self.turned :]), -1)
+    def _rotate(self, x: Tensor, at: Tensor) -> Tensor:
+        cos, sin = (t[:, None].to(x.dtype) for t in self.cos_sin(at))  # (batch or 1, 1, time, pairs)
+        if self.rotated == x.shape[-1]:
+            return rotate(x, cos, sin, self.layout)
+        return cat((rotate(x[..., : self.rotated], cos, sin, self.layout), x[..., self.rotated :]), -1)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """All speeds divided by `factor`. Chen et al. 2023, arXiv:2306.15595."""
+    """All frequencies are divided by `factor`. Chen et al. 2023, arXiv:2306.15595."""
 
     factor: float
     strength = 1.0
@@ -109,11 +110,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The base grows, so that the slowest pair slows most and the fastest not at all ("NTK-aware").
+    """The base is raised, so that the lowest frequency is lowered most and the highest not at all ("NTK-aware").
 
-    length:   the longest sequence that will come; elsewhere it is the current one, see above. Up to `original`, nothing
-              changes.
-    original: the length of training.
+    length:   maximum sequence length; elsewhere it is the current length, see above. Up to `original`, nothing changes.
+    original: sequence length in training.
     """
 
     factor: float
@@ -128,8 +128,8 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Llama3:
-    """Waves that fit fewer than `low` times into `original` places are slowed by `factor`, those that fit `high` times
-    are left alone, and between them it goes smoothly. Llama 3.1, arXiv:2407.21783."""
+    """Frequencies with fewer than `low` periods in `original` positions are divided by `factor`, those with more than
+    `high` periods are kept, and those in between are interpolated smoothly. Llama 3.1, arXiv:2407.21783."""
 
     factor: float
     original: int
@@ -142,22 +142,22 @@ class Llama3:
             raise UserError(f"llama3 needs high above low, not {self.high} and {self.low}")
 
     def rates(self, rates: tuple[float, ...], base: float) -> list[float]:
-        def slowed(rate: float) -> float:
-            fits = self.original * rate / (2 * math.pi)
-            kept = min(max((fits - self.low) / (self.high - self.low), 0.0), 1.0)
+        def scaled(rate: float) -> float:
+            periods = self.original * rate / (2 * math.pi)
+            kept = min(max((periods - self.low) / (self.high - self.low), 0.0), 1.0)
             return kept * rate + (1 - kept) * rate / self.factor
 
-        return [slowed(rate) for rate in rates]
+        return [scaled(rate) for rate in rates]
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """As llama3, with a ramp that is straight in the number of the pair, and sharper attention. Peng et al. 2023,
-    "YaRN", arXiv:2309.00071.
+    """Like llama3, with a ramp that is linear in the index of the pair, and with an attention temperature. Peng et al.
+    2023, "YaRN", arXiv:2309.00071.
 
-    fast, slow: pairs that turn more than `fast` times in `original` places are left alone, fewer than `slow` slowed.
-    attention:  multiplies queries and keys; None: 0.1 ln(factor) + 1.
-    whole:      the ramp begins and ends at whole pairs.
+    fast, slow: pairs with more than `fast` periods in `original` positions are kept, with fewer than `slow` divided.
+    attention:  factor on queries and keys; None: 0.1 ln(factor) + 1.
+    whole:      the ends of the ramp are rounded to integers.
     """
 
     factor: float
@@ -192,11 +192,12 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Longrope:
-    """Each pair is slowed by a number of its own, found by search. Ding et al. 2024, "LongRoPE", arXiv:2402.13753.
+    """Each frequency is divided by a factor of its own, found by search. Ding et al. 2024, "LongRoPE",
+    arXiv:2402.13753.
 
-    short, long: the numbers, one for each pair: `long` is taken when `length`, the longest sequence that will come, is
-                 above `original`; elsewhere the current sequence decides, see above.
-    attention:   multiplies queries and keys; None: sqrt(1 + ln(length / original) / ln(original)).
+    short, long: the factors, one per pair: `long` applies when `length`, the maximum sequence length, is above
+                 `original`; elsewhere the current length decides, see above.
+    attention:   factor on queries and keys; None: sqrt(1 + ln(length / original) / ln(original)).
     """
 
     short: list
@@ -212,10 +213,12 @@ class Longrope:
         return math.sqrt(1 + math.log(self.length / self.original) / math.log(self.original))
 
     def rates(self, rates: tuple[float, ...], base: float) -> list[float]:
-        slower = self.long if self.length > self.original else self.short
-        if len(slower) != len(rates) or not all(isinstance(by, int | float) and by > 0 for by in slower):
-            raise UserError(f"longrope needs a number above 0 for each of {len(rates)} pairs of channels, not {slower}")
-        return [rate / by for rate, by in zip(rates, slower, strict=True)]
+        factors = self.long if self.length > self.original else self.short
+        if len(factors) != len(rates) or not all(isinstance(x, int | float) and x > 0 for x in factors):
+            raise UserError(
+                f"longrope needs a number above 0 for each of {len(rates)} pairs of channels, not {factors}"
+            )
+        return [rate / factor for rate, factor in zip(rates, factors, strict=True)]
 
 
 SCALINGS = {"linear": Linear, "dynamic": Dynamic, "llama3": Llama3, "yarn": Yarn, "longrope": Longrope}
@@ -228,7 +231,7 @@ def _scaling(table: dict) -> Scaling:
         if kind not in SCALINGS:
             raise UserError(f"unknown kind '{kind}'{nearest(str(kind), SCALINGS)}")
         given = {key: value for key, value in table.items() if key != "kind"}
-        made = SCALINGS[kind](**fit(SCALINGS[kind], given, {}, kind))
+        made = SCALINGS[kind](**check_arguments(SCALINGS[kind], given, {}, kind))
         for key in ("factor", "original", "length"):
             if getattr(made, key, 1) <= 0:
                 raise UserError(f"{kind}.{key} must be above 0, not {given[key]}")

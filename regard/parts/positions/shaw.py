@@ -1,5 +1,5 @@
-"""Relative position representations: how far a key is from the query is a learned vector, added to the key and to the
-value. Beyond a distance, all are as far as can be.
+"""Relative position representations: a learned vector for the distance between query and key is added to the key and to
+the value. Distances are clipped.
 
     score = q . (k + a_(j-i))            o = sum of  weight (v + b_(j-i))            j - i clipped to -c ... c
 
@@ -13,14 +13,14 @@ from regard.core import Position, UserError
 
 
 class Shaw(Position):
-    """The tables serve all heads.
+    """The tables are shared by all heads.
 
-    clip:   the furthest distance that has a vector of its own.
-    shared: one table for keys and values (OpenNMT), not two (the paper, tensor2tensor).
+    clip:   largest distance with a vector of its own.
+    shared: keys and values share one table (OpenNMT); otherwise each has its own (the paper, tensor2tensor).
     """
 
     relative = True
-    asks = True
+    needs_query = True
     examples = ({"clip": 4}, {"clip": 30, "shared": True})
 
     def __init__(self, dim: int, heads: int, clip: int = 16, shared: bool = False):
@@ -34,17 +34,17 @@ class Shaw(Position):
             nn.init.xavier_uniform_(table)
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
-        each = q @ self.keys.mT  # (batch, heads, n, 2 clip + 1): once for every distance, not for every key
+        scores = q @ self.keys.mT  # (batch, heads, n, 2 clip + 1): once per distance, not per key
         rows = self._rows(query_at, key_at)
-        return torch.gather(each, -1, rows.expand(*each.shape[:-1], -1))
+        return torch.gather(scores, -1, rows.expand(*scores.shape[:-1], -1))
 
-    def read(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
-        each = weights.new_zeros(*weights.shape[:-1], len(self.values))  # the weight at every distance
+    def output_bias(self, weights: Tensor, query_at: Tensor, key_at: Tensor) -> Tensor:
+        by_distance = weights.new_zeros(*weights.shape[:-1], len(self.values))
         rows = self._rows(query_at, key_at)
-        return each.scatter_add(-1, rows.expand_as(weights), weights) @ self.values
+        return by_distance.scatter_add(-1, rows.expand_as(weights), weights) @ self.values
 
     def _rows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         return (key_at - query_at).clamp(-self.clip, self.clip) + self.clip  # (batch or 1, 1, n, m)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         return 2 * self.heads * queries * (self.keys.numel() + self.values.numel())

@@ -1,4 +1,4 @@
-"""Sinusoidal positions: every place has its own mixture of slow and fast waves, added to the token vectors.
+"""Sinusoidal positions: sines and cosines of the position at different frequencies, added to the token vectors.
 
     p(n, 2i) = sin(n / 10000^(2i/d))      p(n, 2i+1) = cos(n / 10000^(2i/d))
 
@@ -14,14 +14,13 @@ from regard.ops.rotary import angles
 
 
 class Sinusoidal(Position):
-    """Fixed, unlimited in length unless said otherwise.
+    """Nothing is learned, and the length is unlimited by default.
 
-    layout: "interleaved": sin and cos take turns, as in the paper; "halves": all sines, then all cosines.
+    layout: "interleaved": sines and cosines alternate, as in the paper; "halves": all sines, then all cosines.
     offset: added to every position; fairseq counts from 2.
-    spread: exponents i/(d/2) as in the paper, or "ends": i/(d/2 - 1), which reaches the base exactly (tensor2tensor,
-            Whisper).
-    length: places that it knows; a longer sequence is refused. None: there is no end.
-    kept:   their table is kept with the weights, as some checkpoints do, and read from it.
+    spread: "paper": exponents i/(d/2); "ends": i/(d/2 - 1), which reaches the base exactly (tensor2tensor, Whisper).
+    length: maximum number of positions; a longer sequence is refused. None: unlimited.
+    kept:   the table is stored with the weights, as in some checkpoints, and read from there.
     """
 
     examples = ({}, {"layout": "halves", "offset": 2, "spread": "ends"}, {"length": 29, "kept": True})
@@ -51,13 +50,13 @@ class Sinusoidal(Position):
         self.register_buffer("rows", self.table(torch.arange(length)).float() if kept and length else None)
 
     def table(self, at: Tensor) -> Tensor:
-        """(..., width) for positions (...)."""
-        turned = angles(at + self.offset, self.rates)
+        """Return the position vectors (..., width) for positions (...)."""
+        angle = angles(at + self.offset, self.rates)
         if self.layout == "halves":
-            return torch.cat((turned.sin(), turned.cos()), -1)
-        return torch.stack((turned.sin(), turned.cos()), -1).flatten(-2)
+            return torch.cat((angle.sin(), angle.cos()), -1)
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
         if self.rows is not None:
-            return x + F.embedding(at.clamp(max=len(self.rows) - 1), self.rows)  # beyond, only padding stands
+            return x + F.embedding(at.clamp(max=len(self.rows) - 1), self.rows)  # only padding lies beyond
         return x + self.table(at).to(x.dtype)

@@ -1,9 +1,10 @@
-"""A learned bias for how far apart query and key are: exact for near keys, in ever wider buckets for far ones.
+"""A learned bias for the distance between query and key: one per distance for near keys, and one per bucket of
+distances for far keys.
 
     bias = table[bucket(j - i)]            one column of the table for each head
 
 Raffel et al. 2020, "T5", arXiv:1910.10683, which shares one table between the layers of a stack: name it in the stack,
-and "shared" in its attentions.
+and "shared" in its attention layers.
 """
 
 import math
@@ -17,9 +18,9 @@ from regard.ops.rotary import constant
 
 
 class T5(Position):
-    """buckets:    rows of the table; half of a direction's are for one distance each.
-    max_distance:  from here on all keys are in the last bucket.
-    bidirectional: half of the buckets are for keys ahead; False: all keys ahead are as the query's own place.
+    """buckets:    rows of the table; half of those of a direction are for one distance each.
+    max_distance:  from this distance on, all keys are in the last bucket.
+    bidirectional: half of the buckets are for keys after the query; False: all of those share the bucket of distance 0.
     """
 
     relative = True
@@ -36,15 +37,15 @@ class T5(Position):
             raise UserError(
                 f"max_distance must be above {side // 2}, which has a bucket of its own, not {max_distance}"
             )
-        self.ahead = side if bidirectional else None
-        self.behind = _buckets(side, max_distance)
+        self.first_ahead = side if bidirectional else None
+        self.bucket_of = _buckets(side, max_distance)
         self.table = nn.Parameter(torch.empty(buckets, heads).normal_(std=width**-0.5))
 
-    def bucket(self, ahead: Tensor) -> Tensor:
-        """The row of the table for keys so many places ahead of the query."""
-        far = ahead.abs() if self.ahead else -ahead.clamp(max=0)
-        row = constant(self.behind, ahead.device).long()[far.clamp(max=len(self.behind) - 1)]
-        return row + self.ahead * (ahead > 0) if self.ahead else row
+    def bucket(self, relative: Tensor) -> Tensor:
+        """Return the row of the table for keys at `key position - query position`."""
+        distance = relative.abs() if self.first_ahead else -relative.clamp(max=0)
+        row = constant(self.bucket_of, relative.device).long()[distance.clamp(max=len(self.bucket_of) - 1)]
+        return row + self.first_ahead * (relative > 0) if self.first_ahead else row
 
     def bias(self, query_at: Tensor, key_at: Tensor, q: Tensor) -> Tensor:
         rows = self.bucket(key_at - query_at)[:, 0]  # (batch or 1, n, m)
@@ -52,9 +53,9 @@ class T5(Position):
 
 
 def _buckets(count: int, max_distance: int) -> tuple[int, ...]:
-    """The bucket of each distance up to the last one. In the original's single precision, since its rounding decides
-    where a power of two falls."""
+    """Return the bucket of each distance up to `max_distance`. It is computed in float32 like the original, since
+    rounding decides where a power of two falls."""
     exact = count // 2
-    far = torch.arange(exact, max_distance + 1, dtype=torch.float32, device="cpu")
-    wide = exact + (torch.log(far / exact) / math.log(max_distance / exact) * (count - exact)).long()
-    return (*range(exact), *wide.clamp(max=count - 1).tolist())
+    distance = torch.arange(exact, max_distance + 1, dtype=torch.float32, device="cpu")
+    coarse = exact + (torch.log(distance / exact) / math.log(max_distance / exact) * (count - exact)).long()
+    return (*range(exact), *coarse.clamp(max=count - 1).tolist())

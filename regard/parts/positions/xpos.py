@@ -1,7 +1,7 @@
-"""Extrapolatable positions: rotary ones whose fast waves also fade with distance, so that far keys are seen in outline.
+"""Extrapolatable positions (xPos): rotary positions whose high frequencies also decay with distance.
 
-    q_i at n  ->  s_i^(n / scale_base) turned by n w_i       k_i at m  ->  s_i^(-m / scale_base) turned by m w_i
-    w_i = base^(-2i/dim)       s_i = (2i/dim + gamma) / (1 + gamma)       product: s_i^((n - m) / scale_base), turned
+    q_i at n  ->  s_i^(n / scale_base) rotated by n w_i       k_i at m  ->  s_i^(-m / scale_base) rotated by m w_i
+    w_i = base^(-2i/dim)       s_i = (2i/dim + gamma) / (1 + gamma)       product: s_i^((n - m) / scale_base), rotated
 
 Sun et al. 2022, "A Length-Extrapolatable Transformer", arXiv:2212.10554.
 """
@@ -11,20 +11,21 @@ import math
 from torch import Tensor
 
 from regard.core import Position, UserError
-from regard.ops.rotary import angles, speeds, turn
+from regard.ops.rotary import angles, frequencies, rotate
 
-ROOM = 60.0  # factors stay within e^-60 ... e^60, which leaves single precision twelve digits for what they multiply
+MAX_EXPONENT = 60.0  # factors stay within e^-60 ... e^60, so that products with them fit into float32
 
 
 class Xpos(Position):
-    """Neighbouring channels turn together. For causal patterns: keys ahead would grow instead of fading.
+    """Neighboring channels are paired. For causal patterns only: scores of keys after the query would grow with
+    distance.
 
-    scale_base: places over which a wave fades by its s.
-    gamma:      how much even the fastest wave keeps.
-    centre:     the place where the factors are 1. Products do not depend on it, but the range of floats does: a key
-                grows with its place as fast as a query shrinks, which single precision and bfloat16 bear for about 48
-                scale_bases to either side, so half of the longest sequence is best. It is fixed and not, as in the
-                original, half of the sequence at hand, since cached keys keep the factor that they were given.
+    scale_base: number of positions over which a channel decays by its factor s.
+    gamma:      how much even the highest frequency keeps.
+    centre:     position at which the factors are 1. Dot products do not depend on it, but the range of floats does: a
+                key grows with its position as a query shrinks, which float32 and bfloat16 can represent for about 48
+                scale_bases to either side, so half of the maximum length is best. It is fixed and not, as in the
+                original, half of the current length, since cached keys keep the factor that they were given.
     """
 
     relative = True
@@ -36,9 +37,9 @@ class Xpos(Position):
             raise UserError(f"xpos positions need an even number of channels in a head, not {dim}")
         if scale_base < 1 or gamma <= 0:
             raise UserError(f"xpos needs scale_base >= 1 and gamma > 0, not {scale_base} and {gamma}")
-        self.rates, self.centre = speeds(dim, base), centre
-        self.fades = tuple(math.log((2 * i / dim + gamma) / (1 + gamma)) / scale_base for i in range(dim // 2))
-        reach = int(-ROOM / self.fades[0])
+        self.rates, self.centre = frequencies(dim, base), centre
+        self.decays = tuple(math.log((2 * i / dim + gamma) / (1 + gamma)) / scale_base for i in range(dim // 2))
+        reach = int(-MAX_EXPONENT / self.decays[0])
         if not 0 <= centre <= reach:
             raise UserError(
                 f"centre must be from 0 to {reach}, as far as floats reach with this scale_base, not {centre}"
@@ -46,12 +47,12 @@ class Xpos(Position):
         self.limit = centre + reach
 
     def query(self, q: Tensor, at: Tensor) -> Tensor:
-        return self._turn(q, at, 1)
+        return self._rotate(q, at, 1)
 
     def key(self, k: Tensor, at: Tensor) -> Tensor:
-        return self._turn(k, at, -1)
+        return self._rotate(k, at, -1)
 
-    def _turn(self, x: Tensor, at: Tensor, sign: int) -> Tensor:
+    def _rotate(self, x: Tensor, at: Tensor, sign: int) -> Tensor:
         angle = angles(at, self.rates)[:, None]  # (batch or 1, 1, time, pairs)
-        factor = (sign * angles(at - self.centre, self.fades)[:, None]).exp()
-        return turn(x, (angle.cos() * factor).to(x.dtype), (angle.sin() * factor).to(x.dtype), "interleaved")
+        factor = (sign * angles(at - self.centre, self.decays)[:, None]).exp()
+        return rotate(x, (angle.cos() * factor).to(x.dtype), (angle.sin() * factor).to(x.dtype), "interleaved")

@@ -1,4 +1,4 @@
-"""A small network compares query and key.
+"""Additive attention: a small network scores each pair of query and key.
 
     score = v . tanh(W q + b + U k)
 
@@ -12,8 +12,8 @@ from regard.core import Score
 
 
 class Additive(Score):
-    """hidden:  channels of the network; None: those of a head. Shared by all heads.
-    key_dim:    channels of a key where they are not those of a query.
+    """hidden:  channels of the network, which all heads share; None: those of a head.
+    key_dim:    channels of a key; None: those of a query.
     """
 
     examples = ({}, {"hidden": 5})
@@ -37,7 +37,7 @@ class Additive(Score):
     def forward(self, q: Tensor, k: Tensor, key_at: Tensor) -> Tensor:
         return self.v(torch.tanh(q[..., :, None, :] + k[..., None, :, :])).squeeze(-1)
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         maps = self.heads * queries * self.of_query.weight.numel() + self.kv_heads * keys * self.of_key.weight.numel()
-        pair = self.v.in_features - self.of_query.in_features  # instead of a dot product over the head's channels
-        return 2 * (maps + round(self.heads * looks * pair))
+        extra = self.v.in_features - self.of_query.in_features  # compared to a dot product over the head's channels
+        return 2 * (maps + round(self.heads * pairs * extra))

@@ -1,8 +1,8 @@
-"""Addressing by content: how alike query and key are in direction, whatever their lengths, sharpened by a strength.
+"""Cosine attention: the cosine similarity of query and key, times a strength.
 
     score = b  q . k / (|q| |k|)
 
-Graves et al. 2014, "Neural Turing Machines", arXiv:1410.5401. Learned in each head: Henry et al. 2020, "Query-Key
+Graves et al. 2014, "Neural Turing Machines", arXiv:1410.5401. With a learned strength: Henry et al. 2020, "Query-Key
 Normalization", arXiv:2010.04245.
 """
 
@@ -15,8 +15,8 @@ from regard.core import Score, UserError
 
 
 class Cosine(Score):
-    """strength: a fixed b; None: learned in each head, from sqrt(dim) on, where random queries and keys score as they
-    do under the scaled dot product.
+    """strength: a constant b; None: b is learned per head, initialized to sqrt(dim), where random queries and keys
+    score as under the scaled dot product.
     """
 
     examples = ({}, {"strength": 7.0})
@@ -29,12 +29,12 @@ class Cosine(Score):
         self.log_strength = None if strength else nn.Parameter(torch.full((heads, 1, 1), math.log(dim) / 2))
 
     def query(self, q: Tensor) -> Tensor:
-        return unit(q) * (self.fixed if self.log_strength is None else self.log_strength.exp())
+        return normalize(q) * (self.fixed if self.log_strength is None else self.log_strength.exp())
 
     def key(self, k: Tensor) -> Tensor:
-        return unit(k)
+        return normalize(k)
 
 
-def unit(x: Tensor) -> Tensor:
-    """x (..., dim) in length 1; next to nothing stays so, and its gradient finite."""
+def normalize(x: Tensor) -> Tensor:
+    """Normalize x (..., dim) to length 1. Vectors near zero stay near zero, with a finite gradient."""
     return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).eps)

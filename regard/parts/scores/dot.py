@@ -1,15 +1,15 @@
-"""The dot product as it is.
+"""The plain dot product.
 
     score = q . k
 
-Luong et al. 2015, arXiv:1508.04025. T5 uses it too, with the scale hidden in its initial weights.
+Luong et al. 2015, arXiv:1508.04025. T5 uses it too, with the scale folded into its initialization.
 """
 
 from regard.core import Score
 
 
 class Dot(Score):
-    """Has nothing to choose. Queries begin smaller by sqrt(dim): no weight is sharp before anything is learned."""
+    """Query projections are initialized smaller by sqrt(dim), so that the softmax is not sharp before training."""
 
     def __init__(self, dim: int = 1):
         super().__init__()

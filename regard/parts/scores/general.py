@@ -1,8 +1,8 @@
-"""A learned matrix lies between query and key, so that the two may speak different languages.
+"""Bilinear attention: a learned matrix between query and key.
 
     score = q . W k
 
-Luong et al. 2015, arXiv:1508.04025. W k is made once, before the key is cached, so that a step costs no more than
+Luong et al. 2015, arXiv:1508.04025. W k is computed once, before the key is cached, so that a step costs no more than
 with the plain dot product.
 """
 
@@ -13,9 +13,9 @@ from regard.core import Score
 
 
 class General(Score):
-    """A matrix for each key head.
+    """There is one matrix per key head.
 
-    key_dim: channels of a key where they are not those of a query.
+    key_dim: channels of a key; None: those of a query.
     """
 
     examples = ({},)
@@ -29,5 +29,5 @@ class General(Score):
     def key(self, k: Tensor) -> Tensor:
         return k @ self.weight.mT
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
         return 2 * keys * self.weight.numel()

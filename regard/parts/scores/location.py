@@ -1,6 +1,6 @@
-"""The query alone says where to look, whatever stands there.
+"""Location-based attention: the score depends on the query and the position of the key, not on its content.
 
-    score(q, j) = (W q)_j            one row of W for each place j
+    score(q, j) = (W q)_j            one row of W for each position j
 
 Luong et al. 2015, arXiv:1508.04025, "location".
 """
@@ -12,7 +12,7 @@ from regard.core import Score, UserError
 
 
 class Location(Score):
-    """length: places that it knows; a key beyond them is refused. The map is shared by all heads."""
+    """length: maximum number of positions; a key beyond them is refused. The projection W is shared by all heads."""
 
     examples = ({"length": 29},)
 
@@ -30,10 +30,10 @@ class Location(Score):
         last = int(key_at.max())
         if last >= self.length:
             raise UserError(
-                f"score 'location' knows {self.length} places, and a key stands at {last}: raise its length"
+                f"score 'location' has {self.length} positions, and there is a key at position {last}: raise its length"
             )
         at = key_at.clamp(min=0)[:, None, None, :]
         return torch.gather(q, -1, at.expand(*q.shape[:-1], -1))
 
-    def flops(self, queries: int, keys: int, looks: float) -> int:
-        return 2 * self.heads * (queries * self.of_query.weight.numel() - round(looks * self.dim))  # no dot product
+    def flops(self, queries: int, keys: int, pairs: float) -> int:
+        return 2 * self.heads * (queries * self.of_query.weight.numel() - round(pairs * self.dim))  # no dot product

@@ -1,4 +1,4 @@
-"""The dot product divided by the root of the channels.
+"""The dot product divided by the square root of the head dimension.
 
     score = q . k / sqrt(dim)
 
@@ -11,7 +11,7 @@ from regard.core import Score
 
 
 class ScaledDot(Score):
-    """scale: instead of 1/sqrt(dim)."""
+    """scale: factor on the dot product; None: 1/sqrt(dim)."""
 
     examples = ({}, {"scale": 0.3})
 

@@ -1,9 +1,9 @@
-"""CRATE's layer: all branches but the last are added to the stream, and the last one replaces it.
+"""CRATE's layer: the output of the last branch replaces the stream; the others are added to it.
 
     x <- x + f(norm(x))         x <- g(norm(x))
 
-Compression is a step from where the vectors are, sparse coding gives new vectors. The tap `between` sees the stream
-between the two. Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", arXiv:2306.01129.
+Compression updates the vectors, and sparse coding gives new ones. The tap `between` sees the stream between the two. Yu
+et al. 2023, "White-Box Transformers via Sparse Rate Reduction", arXiv:2306.01129.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Tap, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Crate(Wiring):
-    """dropout: of what a branch adds."""
+    """dropout: dropout on the output of each branch."""
 
     def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
         super().__init__()

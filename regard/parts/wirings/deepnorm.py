@@ -1,6 +1,6 @@
-"""DeepNorm: post-norm whose residual weighs more and whose branches are born smaller, for hundreds of layers.
+"""DeepNorm: post-norm with a scaled residual and a smaller initialization of the branches, for hundreds of layers.
 
-    x <- norm(a x + f(x))            value, output and feed-forward weights times b at birth
+    x <- norm(a x + f(x))            value, output and feed-forward weights times b at initialization
 
                           a                        b
     one stack of N        (2 N)^(1/4)              (8 N)^(-1/4)
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Mixer, Norm, Place, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Deepnorm(Wiring):
-    """alpha, beta: a and b above; None: from the depths.
-    dropout:        of what a branch adds.
+    """alpha, beta: a and b above; None: derived from the depths.
+    dropout:        dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms", "alpha": 1.5, "beta": 0.5})
@@ -55,7 +55,7 @@ class Deepnorm(Wiring):
 
 
 def scales(place: Place) -> tuple[float, float]:
-    """a and b for this place."""
+    """Return a and b for this layer."""
     n, m = place.encoder, place.decoder
     if not n or not m:
         return (2 * (n or m)) ** 0.25, (8 * (n or m)) ** -0.25

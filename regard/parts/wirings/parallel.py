@@ -1,4 +1,4 @@
-"""Parallel branches: attention and feed-forward read the same input and are added together, which saves time.
+"""Parallel branches: attention and feed-forward read the same input, and both outputs are added to the stream.
 
     x <- x + f(norm(x)) + g(norm(x))
 
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, UserError, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Parallel(Wiring):
-    """norms: "shared": one for all branches, as in GPT-J; "separate": one each, as in GPT-NeoX.
-    dropout:  of what a branch adds.
+    """norms: "shared": one norm for all branches, as in GPT-J; "separate": one each, as in GPT-NeoX.
+    dropout:  dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms", "norms": "separate"})

@@ -1,15 +1,15 @@
-"""No residual: one branch after the other, as in recurrent encoder-decoders. Widths may change."""
+"""No residual: branches are applied one after the other, as in recurrent encoder-decoders. Widths may change."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from regard.core import Context, Dropout, Wiring
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Plain(Wiring):
-    """dropout: of what each branch gives."""
+    """dropout: dropout on the output of each branch."""
 
     residual = False
 

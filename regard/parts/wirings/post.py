@@ -1,4 +1,4 @@
-"""Post-norm: the sum of stream and branch is normalised, as in the original Transformer.
+"""Post-norm: the sum of the stream and the branch is normalized, as in the original Transformer.
 
     x <- norm(x + f(x))
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Post(Wiring):
-    """dropout: of what a branch adds."""
+    """dropout: dropout on the output of each branch."""
 
     def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pre-norm: a branch sees the normalised stream, and the stream itself is left alone.
+"""Pre-norm: a branch reads the normalized stream, and its output is added to the stream itself.
 
     x <- x + f(norm(x))
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Pre(Wiring):
-    """dropout: of what a branch adds."""
+    """dropout: dropout on the output of each branch."""
 
     def __init__(self, width: int, branches: int, norm: Norm | str | dict = "layer", dropout: float = 0.0):
         super().__init__()

@@ -1,8 +1,9 @@
-"""ResiDual: a post-norm stream for rich layers beside a stream of bare sums for gradients that reach the bottom.
+"""ResiDual: a post-norm stream, and beside it an unnormalized residual stream through which gradients reach the first
+layers.
 
-    x <- norm(x + f(x))      r <- r + s f(x)          at first r = s x          at last a x + norm(r)
+    x <- norm(x + f(x))      r <- r + s f(x)          initially r = s x         output a x + norm(r)
 
-The last norm is the stack's own: give it one, with a small eps where s is small.
+The norm of the output is that of the stack: give it one, with a small eps where s is small.
 Xie et al. 2023, "ResiDual", arXiv:2304.14802.
 """
 
@@ -11,15 +12,15 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
-Two = tuple[Tensor, Tensor]
+TwoStreams = tuple[Tensor, Tensor]
 
 
 class Residual(Wiring):
     """alpha:  a above.
-    scale:     s above; below 1 it keeps the sum small in half precision.
-    dropout:   of what a branch adds.
+    scale:     s above; values below 1 keep the sum small in half precision.
+    dropout:   dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms", "alpha": 0.7, "scale": 0.5})
@@ -39,16 +40,16 @@ class Residual(Wiring):
         self.norms = nn.ModuleList(part(Norm, norm, width=width) for _ in range(branches))
         self.drop = Dropout(dropout)
 
-    def enter(self, x: Tensor) -> Two:
+    def enter(self, x: Tensor) -> TwoStreams:
         return x, self.scale * x
 
-    def forward(self, stream: Two, branches: Sequence[Branch], context: Context) -> Two:
+    def forward(self, stream: TwoStreams, branches: Sequence[Branch], context: Context) -> TwoStreams:
         x, total = stream
         for norm, branch in zip(self.norms, branches, strict=True):
             added = self.drop(branch(x))
             x, total = norm(x + added, context.valid), total + self.scale * added
         return x, total
 
-    def leave(self, stream: Two, norm: Norm, context: Context) -> Tensor:
+    def leave(self, stream: TwoStreams, norm: Norm, context: Context) -> Tensor:
         x, total = stream
         return self.alpha * x + norm(total, context.valid)

@@ -1,9 +1,10 @@
-"""Reversible layers: two streams from whose end every earlier point can be computed, so that nothing is kept.
+"""Reversible layers: two streams from whose final values all earlier ones can be recomputed, so that no activations are
+stored.
 
     (a, b) <- (b, a + f(norm(b)))       for each branch in turn      backwards:  (p, q) -> (q - f(norm(p)), p)
 
-Training memory does not grow with depth; every branch is computed once more on the way back, with the same random
-numbers and the same running statistics. Gomez et al. 2017, "RevNet", arXiv:1707.04585; Kitaev et al. 2020, "Reformer",
+Training memory does not grow with depth; the backward pass recomputes every branch with the same random numbers and the
+same running statistics. Gomez et al. 2017, "RevNet", arXiv:1707.04585; Kitaev et al. 2020, "Reformer",
 arXiv:2001.04451.
 """
 
@@ -19,19 +20,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.core import Context, Dropout, Mixer, Norm, Tap, UserError, Wiring, part
-from regard.core.mixer import each
-from regard.core.wiring import Branch, LayerLike
+from regard.core.mixer import map_tensors
+from regard.core.stack import Branch, LayerLike
 
-Two = tuple[Tensor, Tensor]
+TwoStreams = tuple[Tensor, Tensor]
 
 
 class Reversible(Wiring):
-    """join:  how the two streams become one at the end: "concat", twice as wide, as in Reformer; "mean", for heads
-              and tied embeddings of the model's own width.
-    dropout:  of what a branch adds.
+    """join:  how the two streams are joined at the end: "concat", twice as wide, as in Reformer; "mean", for heads and
+              tied embeddings of the model's own width.
+    dropout:  dropout on the output of each branch.
 
-    A watched tap inside needs the ordinary graph: the layers are then computed, and kept, as those of other wirings.
-    In half precision, cast inside the branches (autocast) and not the streams: they must be found again from their sum.
+    If a tap inside is watched, the layers are computed and stored as in other wirings. In half precision, cast inside
+    the branches (autocast) and not the streams, which must be recovered exactly from their sums.
     """
 
     examples = ({}, {"norm": "rms", "join": "concat"})
@@ -55,33 +56,33 @@ class Reversible(Wiring):
     def out_width(self, width: int) -> int:
         return 2 * width if self.join == "concat" else width
 
-    def enter(self, x: Tensor) -> Two:
+    def enter(self, x: Tensor) -> TwoStreams:
         return x, x
 
     def added(self, index: int, x: Tensor, branch: Branch, context: Context) -> Tensor:
-        """What one branch adds."""
+        """Return what one branch adds to the stream."""
         return self.drop(branch(self.norms[index](x, context.valid)))
 
-    def forward(self, stream: Two, branches: Sequence[Branch], context: Context) -> Two:
+    def forward(self, stream: TwoStreams, branches: Sequence[Branch], context: Context) -> TwoStreams:
         a, b = stream
         for index, branch in enumerate(branches):
             a, b = b, a + self.added(index, b, branch, context)
         return a, b
 
-    def leave(self, stream: Two, norm: Norm, context: Context) -> Tensor:
+    def leave(self, stream: TwoStreams, norm: Norm, context: Context) -> Tensor:
         x = torch.cat(stream, -1) if self.join == "concat" else (stream[0] + stream[1]) / 2
         return norm(x, context.valid)
 
     @classmethod
-    def chain(cls, layers: Sequence[LayerLike], stream: Two, context: Context) -> Two:
+    def chain(cls, layers: Sequence[LayerLike], stream: TwoStreams, context: Context) -> TwoStreams:
         links = [Link(layer.wiring, index, mixer) for layer in layers for index, mixer in enumerate(layer.mixers)]  # type: ignore[arg-type]
-        learned = list(dict.fromkeys(p for link in links for p in link.learned()))
-        outside = wanted(context)
+        trainable = list(dict.fromkeys(p for link in links for p in link.trainable()))
+        outside = tensors_with_grad(context)
         watched = any(isinstance(m, Tap) and m.watched for layer in layers for m in layer.modules())
-        differentiable = any(t.requires_grad for t in (*stream, *outside, *learned))
+        differentiable = any(t.requires_grad for t in (*stream, *outside, *trainable))
         if watched or not (torch.is_grad_enabled() and differentiable):
             return super().chain(layers, stream, context)
-        return Chain.apply(links, context, len(outside), *stream, *outside, *learned)
+        return Chain.apply(links, context, len(outside), *stream, *outside, *trainable)
 
 
 class Link(NamedTuple):
@@ -98,36 +99,36 @@ class Link(NamedTuple):
         yield from self.wiring.norms[self.index].modules()
         yield from self.mixer.modules()
 
-    def learned(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[nn.Parameter]:
         found = (p for m in self.modules() for p in m.parameters(recurse=False) if p.requires_grad)
         return list(dict.fromkeys(found))  # a weight may have two owners
 
-    def running(self) -> list[Tensor]:
-        """The statistics that this branch's norms change as they go."""
+    def running_stats(self) -> list[Tensor]:
+        """Return the running statistics that the norms of this branch update."""
         return [b for m in self.modules() if isinstance(m, Norm) and m.training for b in m.buffers()]
 
 
-class Before(NamedTuple):
-    """What a link would find if it came again."""
+class LinkState(NamedTuple):
+    """The random state and the running statistics before a link, to run it again."""
 
     random: list[Tensor]
-    running: list[Tensor]
+    running_stats: list[Tensor]
 
 
 class Chain(torch.autograd.Function):
-    """All links in order. Keeps the two streams at the end; the backward finds the others."""
+    """Apply all links in order. It saves the two final streams; the backward pass recomputes the others."""
 
     @staticmethod
     def forward(
         ctx: Any, links: list[Link], context: Context, outside: int, a: Tensor, b: Tensor, *needed: Tensor
-    ) -> Two:
+    ) -> TwoStreams:
         ctx.links, ctx.context = links, context
-        ctx.learned, ctx.casting = needed[outside:], casting(a.device)
+        ctx.trainable, ctx.autocast = needed[outside:], autocast_factory(a.device)
         ctx.before = []
         random = random_state(a.device)
-        with ctx.casting():
+        with ctx.autocast():
             for link in links:
-                ctx.before.append(Before(random, [t.clone() for t in link.running()]))
+                ctx.before.append(LinkState(random, [t.clone() for t in link.running_stats()]))
                 a, b = b, a + link.added(b, context)
                 now = random_state(a.device)
                 random = now if any(not torch.equal(x, y) for x, y in zip(now, random, strict=True)) else random
@@ -139,11 +140,11 @@ class Chain(torch.autograd.Function):
     def backward(ctx: Any, grad_p: Tensor, grad_q: Tensor) -> tuple:
         p, q, *outside = ctx.saved_tensors
         leaves = [t.detach().requires_grad_() for t in outside]
-        context = swap(ctx.context, leaves)
+        context = replace_tensors(ctx.context, leaves)
         totals: dict[Tensor, Tensor] = {}
         for link, before in zip(reversed(ctx.links), reversed(ctx.before), strict=True):
-            into = [*link.learned(), *leaves]
-            with torch.enable_grad(), ctx.casting(), again(link, before, p.device):
+            into = [*link.trainable(), *leaves]
+            with torch.enable_grad(), ctx.autocast(), rewound(link, before, p.device):
                 x = p.detach().requires_grad_()
                 added = link.added(x, context)
             grad_x, *grads = torch.autograd.grad(added, (x, *into), grad_q.to(added.dtype), allow_unused=True)
@@ -152,30 +153,30 @@ class Chain(torch.autograd.Function):
                     totals[tensor] = totals[tensor] + grad if tensor in totals else grad
             p, q = q - added.detach(), p
             grad_p, grad_q = grad_q, grad_p if grad_x is None else grad_p + grad_x
-        return None, None, None, grad_p, grad_q, *(totals.get(t) for t in (*leaves, *ctx.learned))
+        return None, None, None, grad_p, grad_q, *(totals.get(t) for t in (*leaves, *ctx.trainable))
 
 
 @contextmanager
-def again(link: Link, before: Before, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers and running statistics are those from before; afterwards, those of now."""
-    random, running = random_state(device), [t.clone() for t in link.running()]
+def rewound(link: Link, before: LinkState, device: torch.device) -> Iterator[None]:
+    """Restore the random state and running statistics from before the link; on exit, set the current ones again."""
+    random, running_stats = random_state(device), [t.clone() for t in link.running_stats()]
     set_random_state(before.random, device)
-    set_running(link, before.running)
+    set_running_stats(link, before.running_stats)
     try:
         yield
     finally:
         set_random_state(random, device)
-        set_running(link, running)
+        set_running_stats(link, running_stats)
 
 
-def set_running(link: Link, values: list[Tensor]) -> None:
+def set_running_stats(link: Link, values: list[Tensor]) -> None:
     with torch.no_grad():
-        for tensor, value in zip(link.running(), values, strict=True):
+        for tensor, value in zip(link.running_stats(), values, strict=True):
             tensor.copy_(value)
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """Of the CPU's generator and of the device's own."""
+    """Return the states of the CPU's generator and of the device's generator."""
     own = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *own]
 
@@ -186,8 +187,9 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.get_device_module(device).set_rng_state(state, device)
 
 
-def casting(device: torch.device) -> Callable[[], AbstractContextManager]:
-    """Makes the mixed precision of this moment. Its cache is off: a weight cast in one link's graph is no other's."""
+def autocast_factory(device: torch.device) -> Callable[[], AbstractContextManager]:
+    """Return a function that makes the current autocast context. Its cache is off: links must not share cast
+    weights."""
     kind = device.type
     if not torch.amp.is_autocast_available(kind):
         return nullcontext
@@ -195,25 +197,25 @@ def casting(device: torch.device) -> Callable[[], AbstractContextManager]:
     return lambda: torch.autocast(kind, dtype, enabled, cache_enabled=False)
 
 
-def wanted(context: Context) -> list[Tensor]:
-    """The tensors of a context that want a gradient: the encoder's memory."""
+def tensors_with_grad(context: Context) -> list[Tensor]:
+    """Return the tensors of a context that require a gradient, such as the encoder's memory."""
     found: list[Tensor] = []
 
-    def look(tensor: Tensor) -> Tensor:
+    def collect(tensor: Tensor) -> Tensor:
         if tensor.requires_grad:
             found.append(tensor)
         return tensor
 
-    walk(context, look)
+    map_context(context, collect)
     return found
 
 
-def swap(context: Context, leaves: list[Tensor]) -> Context:
-    """The same context with its `wanted` tensors replaced, in order."""
-    left = iter(leaves)
-    return walk(context, lambda tensor: next(left) if tensor.requires_grad else tensor)
+def replace_tensors(context: Context, leaves: list[Tensor]) -> Context:
+    """Return the context with its tensors that require a gradient replaced by `leaves`, in order."""
+    remaining = iter(leaves)
+    return map_context(context, lambda tensor: next(remaining) if tensor.requires_grad else tensor)
 
 
-def walk(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
-    held = {field.name: getattr(context, field.name) for field in fields(context)}
-    return replace(context, **{n: each(v, change) for n, v in held.items() if isinstance(v, Tensor | tuple)})
+def map_context(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
+    values = {field.name: getattr(context, field.name) for field in fields(context)}
+    return replace(context, **{n: map_tensors(v, change) for n, v in values.items() if isinstance(v, Tensor | tuple)})

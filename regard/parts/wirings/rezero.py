@@ -1,4 +1,4 @@
-"""ReZero: no norm; what the branches add is weighed by one learned number per layer that is zero at birth.
+"""ReZero: no norm; the output of the branches is scaled by one learned scalar per layer, initialized to zero.
 
     x <- x + a f(x)
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Wiring
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Rezero(Wiring):
-    """dropout: of what a branch adds."""
+    """dropout: dropout on the output of each branch."""
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()

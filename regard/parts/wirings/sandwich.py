@@ -1,4 +1,4 @@
-"""Sandwich norm: one norm before a branch and one after it, so that what is added to the stream stays small.
+"""Sandwich norm: one norm before each branch and one after it, which bounds what is added to the stream.
 
     x <- x + norm(f(norm(x)))
 
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Norm, Wiring, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Sandwich(Wiring):
-    """norm:  both norms.
-    dropout:  of what a branch adds.
+    """norm:  the kind of both norms.
+    dropout:  dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms"})

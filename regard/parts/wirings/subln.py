@@ -1,13 +1,13 @@
-"""Sub-LN: pre-norm with a second norm inside each branch, before its last map, and weights scaled at birth.
+"""Sub-LN: pre-norm with a second norm inside each branch, before its output projection, and a scaled initialization.
 
-    x <- x + W_out norm(inside(norm(x)))         value, output and feed-forward weights times g at birth
+    x <- x + W_out norm(inside(norm(x)))         value, output and feed-forward weights times g at initialization
 
                           g
     one stack of N        sqrt(log 2N)
     encoder of N, with    sqrt(log 2N log 3M / 3)
     decoder of M          sqrt(log 3M)
 
-Attention over an encoder's memory stays as it is. Needs a norm after the last layer.
+Cross-attention is not changed. Needs a norm after the last layer.
 Wang et al. 2022, "Magneto", arXiv:2210.06423.
 """
 
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Context, Dropout, Mixer, Norm, Place, Wiring, find, part
-from regard.core.wiring import Branch
+from regard.core.stack import Branch
 
 
 class Subln(Wiring):
-    """norm:  both norms, the one before a branch and the one inside it.
-    gain:     g above; None: from the depths.
-    dropout:  of what a branch adds.
+    """norm:  the kind of both norms, the one before a branch and the one inside it.
+    gain:     g above; None: derived from the depths.
+    dropout:  dropout on the output of each branch.
     """
 
     examples = ({}, {"norm": "rms", "gain": 1.2})
@@ -53,15 +53,15 @@ class Subln(Wiring):
     def prepare(self, mixer: Mixer) -> None:
         if getattr(mixer, "over", "self") == "memory":
             return
-        slot, last = getattr(mixer, "norm", None), getattr(mixer, "out", None)
-        if isinstance(slot, find(Norm, "none")) and isinstance(last, nn.Linear):
-            mixer.norm = part(Norm, self.norm, width=last.in_features)
+        norm, out = getattr(mixer, "norm", None), getattr(mixer, "out", None)
+        if isinstance(norm, find(Norm, "none")) and isinstance(out, nn.Linear):
+            mixer.norm = part(Norm, self.norm, width=out.in_features)
         for weight in mixer.value_path():
             weight.mul_(self.gain)
 
 
 def scale(place: Place) -> float:
-    """g for this place."""
+    """Return g for this layer."""
     n, m = place.encoder, place.decoder
     if not n or not m:
         return math.sqrt(math.log(2 * (n or m)))

@@ -95,7 +95,7 @@ OVERRIDES = {
 def mine(tmp_path, monkeypatch):
     """A sound recipe in a folder of one's own, which is also the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(parts, "added", [])
+    monkeypatch.setattr(parts, "user_folders", [])
     path = tmp_path / "mine.toml"
     path.write_text(MINE)
     return path

@@ -138,7 +138,7 @@ WRONG = [
     (["train", "--from", "nowhere", "--data", "DATA", "--steps", "1"], "there is no run folder 'nowhere'"),
     (["train", "--from", "BASE", "--task", "tagg", "--data", "DATA", "--steps", "1"], "did you mean 'tag'"),
     (["train", "--from", "BASE", "--data", "DATA", "--as-published"], "a run needs an end"),
-    (["train", "--from", "BASE", "--data", "DATA", "--lora", "0", "--steps", "1"], "from 1 on, and not 0"),
+    (["train", "--from", "BASE", "--data", "DATA", "--lora", "0", "--steps", "1"], "at least 1, not 0"),
     (["train", "transformer-encoder", "--lora", "3", "--data", "DATA", "--steps", "1"], "name one with --from"),
     (["train", "transformer", "--task", "tag", "--data", "DATA", "--steps", "1"], "is an encoder-decoder"),
     (["train", "gpt2", "--from", "BASE", "--data", "DATA", "--steps", "1"], "another model than 'gpt2' describes"),

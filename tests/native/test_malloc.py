@@ -31,13 +31,16 @@ print((held() - before) >> 10)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is asked of glibc alone")
 def test_what_is_freed_stays_until_it_is_given_back():
-    """Where the heap begins is random, and with it whether a last block fits: the best of three processes counts."""
+    """Where the heap begins is random, and with it whether a last block fits: one of three processes will do."""
 
     def run() -> list[int]:
         done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
         return list(map(int, done.stdout.split()))
 
-    kept, asked, during, after, again, still, back = min((run() for _ in range(3)), key=lambda told: told[4])
+    for _ in range(3):
+        kept, asked, during, after, again, still, back = run()
+        if again < 100:
+            break
     assert kept
     assert asked < 20, "what is asked for is not used yet"
     assert during > 180

@@ -13,7 +13,7 @@ import torch
 import regard
 from regard.cli import main
 from regard.data import Tokenizer
-from regard.data.masks import with_marks
+from regard.data.masks import with_special_tokens
 from regard.decode import DecodeConfig
 from regard.machine import Fork
 
@@ -31,7 +31,7 @@ def write(folder, recipe, tokenizer, *more, **told):
 
 @pytest.fixture(scope="module")
 def words():
-    return with_marks(Tokenizer.train("words", TEXTS))
+    return with_special_tokens(Tokenizer.train("words", TEXTS))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_as_many_threads_as_asked_for(writer, tmp_path, capsys, monkeypatch, man
     assert main(given) == 0
     usual = lines(capsys)
     used = []
-    monkeypatch.setattr("regard.tasks.run.ALONE", 2)
+    monkeypatch.setattr("regard.tasks.run.ROWS_PER_WORKER", 2)
     monkeypatch.setattr("regard.machine.Fork.send", _counted(used))
     try:
         assert main([*given, "--threads", str(many)]) == 0
@@ -134,7 +134,7 @@ def test_masks_are_filled(filler, tmp_path, capsys):
     assert told[1][0]["probabilities"] == pytest.approx(answers[1][0].probabilities)
     path.write_text("the cat\n")
     assert main(["predict", filler, str(path)]) == 2
-    assert "line 1 hides nothing: say [MASK]" in capsys.readouterr().err
+    assert "line 1 has no mask: write [MASK]" in capsys.readouterr().err
 
 
 def test_any_encoder_embeds(filler, writer, tmp_path, capsys):

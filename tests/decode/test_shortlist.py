@@ -10,7 +10,7 @@ import regard
 from regard.cli import main
 from regard.core import UserError
 from regard.decode import DecodeConfig, Request, search
-from regard.decode.shortlist import FILE, NONE, Fewer, Shortlist
+from regard.decode.shortlist import FILE, NONE, Shortlist, ShortlistedModel
 from regard.runs.job import Job
 from regard.tasks.load import load
 from regard.train.job import start
@@ -55,17 +55,17 @@ def test_nothing_to_learn_from():
 def test_a_list_of_all_words_changes_nothing(name, config):
     torch.manual_seed(3)
     model = regard.build(name, size="tiny", vocab=23).double().eval()
-    given = model.draw(4, 7)
+    given = model.random_inputs(4, 7)
     with torch.no_grad():
         request = Request.after(2, 3, model.encode(given["source"]), 9)
-    seeds = [1, 2, 3, 4] if config.draws else None
+    seeds = [1, 2, 3, 4] if config.samples else None
     wanted = search(model, request, config, seeds)
-    few = Fewer(model, torch.arange(23))
-    found = few.told(search(few, few.asked(request), config, seeds))
+    few = ShortlistedModel(model, torch.arange(23))
+    found = few.to_vocab_ids(search(few, few.to_shortlist_ids(request), config, seeds))
     assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
     some = torch.tensor([2, 3, 7, 11, 20])
-    few = Fewer(model, some)
-    for row in few.told(search(few, few.asked(request), config, seeds)):
+    few = ShortlistedModel(model, some)
+    for row in few.to_vocab_ids(search(few, few.to_shortlist_ids(request), config, seeds)):
         for one in row:
             assert set(one.tokens) <= set(some.tolist())
             assert one.logprob <= 0

@@ -61,7 +61,7 @@ RATED = [(text, text[::-1], label(text)) for text in TEXTS]
 SEVERAL = {
     "mail.csv": (MAIL, "transformer-preln", "1,2", "column 0 holds ids and is left out"),
     "named-mail.csv": ([("mailId", "messageBody", "subj"), *MAIL], "transformer-preln", "messageBody,subj", "mailId"),
-    "credits.tsv": (CREDITS, "transformer-preln", "0,1", "column 2 tells whose the lines are and is left out"),
+    "credits.tsv": (CREDITS, "transformer-preln", "0,1", "column 2 holds attributions and is left out"),
     "same.tsv": ([(*row[:2], "x.org") for row in CREDITS], "transformer-preln", "0,1", "is the same in all lines"),
     "rated.tsv": (RATED, "word-averaging", "0,1,2", "two texts and an answer"),
     "four.tsv": ([(f"q{i}", *row) for i, row in enumerate(RATED)], "word-averaging", "1,2,3", "holds ids"),
