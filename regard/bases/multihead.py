@@ -179,7 +179,7 @@ class MultiHead(Mixer[Cache | Source]):
             return "its weights are watched, or another kernel was chosen"
         if dropout:
             return "attention weights are dropped out, and the kernel has no dropout"
-        if self._position_learns:
+        if self._position_learns and torch.is_grad_enabled():
             return "the position's bias learns, and the kernel has no gradient of it"
         if not x.numel():
             return "the input is empty"
