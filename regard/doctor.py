@@ -1,19 +1,42 @@
-"""Examine this machine: what regard can use, and what would make it faster."""
+"""Examine this machine, and trace the ops of a model: what regard can use, what would make it faster, and what runs
+each op.
+
+Ops are observed, not predicted: a training step and some decoding steps run on random input, while ops/dispatch.py
+records its decisions.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard import __version__
+from regard.core import Model, Stack, Towers
+from regard.decode import DecodeConfig, Request, search
+from regard.look.profile import random_batch, random_loss
 from regard.machine import cpu_lines
 from regard.memory import machine_memory
 from regard.native.build import find_compiler, load_kernels, why_unavailable
+from regard.ops.accumulate import accumulate_into
+from regard.ops.dispatch import Decision, note, recording
+from regard.runs.settings import Settings
+from regard.train.learner import has_bfloat16
 
 INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "neon", "asimd", "sve")
+
+NEW_TOKENS = 4  # decoded per row
+COMPOSITE = ("fused step", "fused attention", "projected attention")  # ops that replace several others
 
 
 def examine() -> dict[str, Any]:
@@ -71,3 +94,89 @@ def _instruction_sets() -> list[str]:
 def _accelerators() -> list[str]:
     found = ["cuda"] if torch.cuda.is_available() else []
     return [*found, "mps"] if torch.backends.mps.is_available() else found
+
+
+def trace_ops(model: Model | Towers, rows: int = 16, length: int = 64) -> dict[str, list[dict[str, Any]] | None]:
+    """Return, for training and for decoding, what runs each op of a model, why, and how often it was called; None for
+    decoding if the model does not step. The recipe's precision, gradient checkpointing and beam are used."""
+    was_training, grads = model.training, [p.grad for p in model.parameters()]
+    try:
+        return {"training": _trace_training(model, rows, length), "decoding": _trace_decoding(model, rows, length)}
+    finally:
+        model.train(was_training)
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter.grad = grad
+
+
+def _trace_training(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]]:
+    settings = Settings.read(getattr(model, "recipe", {}).get("train", {}))
+    model.train()
+    device = next(model.parameters()).device
+    batch = random_batch(model, rows, length)
+    uses_bfloat16 = settings.precision == "bfloat16" and has_bfloat16(device)
+    precision = torch.autocast(device.type, dtype=torch.bfloat16) if uses_bfloat16 else nullcontext()
+    accumulating = accumulate_into(_TemporaryBuffers(), 1 / batch[0].numel())
+    with _checkpointing(model, settings.gradient_checkpointing), _record_ops() as seen, accumulating:
+        with precision:
+            loss = random_loss(model, batch)
+        loss.backward()
+    return _as_rows(seen)
+
+
+class _TemporaryBuffers:
+    """Gradient buffers as in training, thrown away after use."""
+
+    def buffer_for(self, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+
+@torch.no_grad()
+def _trace_decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]] | None:
+    if isinstance(model, Towers) or model.head.pools or not (model.stack.streams and model.head.streams):
+        return None
+    model.eval()
+    config = replace(DecodeConfig.read(getattr(model, "recipe", {}).get("decode", {})), speculate=0, shortlist=False)
+    if model.limit is not None:
+        length = max(min(length, model.limit - NEW_TOKENS), 1)
+    tokens, source = random_batch(model, rows, length)
+    max_new_tokens = torch.full((rows,), min(NEW_TOKENS, model.limit or NEW_TOKENS), device=tokens.device)
+    with _record_ops() as seen:
+        memory = None if source is None else model.encode(source)
+        prefix = tokens if memory is None else tokens[:, :1]
+        search(model, Request(prefix, -1, max_new_tokens, None, memory), config)  # no token ends it
+    return _as_rows(seen)
+
+
+@contextmanager
+def _checkpointing(model: Model | Towers, on: bool) -> Iterator[None]:
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    before = [stack.gradient_checkpointing for stack in stacks]
+    try:
+        for stack in stacks:
+            stack.gradient_checkpointing = on
+        yield
+    finally:
+        for stack, was_on in zip(stacks, before, strict=True):
+            stack.gradient_checkpointing = was_on
+
+
+@contextmanager
+def _record_ops() -> Iterator[Counter[Decision]]:
+    with recording() as seen, _NoteTorchLinears():
+        yield seen
+
+
+class _NoteTorchLinears(TorchFunctionMode):
+    """Notes the linear layers that dispatch does not decide: those that a part calls itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and not sys._getframe(1).f_globals["__name__"].startswith("regard.ops."):
+            note("linear", "the part calls torch.nn.Linear itself")
+        return func(*args, **(kwargs or {}))
+
+
+def _as_rows(seen: Counter[Decision]) -> list[dict[str, Any]]:
+    """Return the decisions as rows: composite ops first, then the others in the order of their first call."""
+    order = list(dict.fromkeys([*COMPOSITE, *(decision.op for decision in seen)]))
+    found = sorted(seen.items(), key=lambda item: order.index(item[0].op))
+    return [decision._asdict() | {"calls": calls} for decision, calls in found]

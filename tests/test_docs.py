@@ -1,4 +1,5 @@
-"""docs/adding-a-part.md, done exactly as it says: its files written, its commands run in order, its output seen."""
+"""docs/adding-a-part.md and docs/verifying.md, done exactly as they say: their files written, their commands run in
+order, their output seen."""
 
 import os
 import re
@@ -6,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "adding-a-part.md"
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {  # a page, one of its commands, and how many it has
+    "adding-a-part.md": ("regard verify ./my.toml --parts ./my_parts", 6),
+    "verifying.md": ("regard verify ./mine.toml --golden my_golden", 2),
+}
 BLOCK = re.compile(
     r"(?:^\*\*`(?P<file>[^`]+)`\*\*\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -30,11 +37,12 @@ def without_numbers(lines: list[str]) -> list[str]:
     return [line.split("#")[0].rstrip() if line.lstrip().startswith(("✓", "✗")) else line.rstrip() for line in said]
 
 
-def test_the_page_does_what_it_says(tmp_path):
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_does_what_it_says(page, tmp_path):
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": tools, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     done = []
-    for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
+    for block in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
         if block["kind"] != "console":
             assert block["file"], f"a block without a file name: {block['body'][:60]!r}"
             path = tmp_path / block["file"]
@@ -47,5 +55,6 @@ def test_the_page_does_what_it_says(tmp_path):
             assert ran.stderr == "", command
             assert without_numbers(ran.stdout.splitlines()) == without_numbers(shown), command
             done.append(command)
-    assert any(command.startswith("regard verify ./my.toml --parts ./my_parts") for command in done)
-    assert len(done) == 6
+    known, count = PAGES[page]
+    assert any(command.startswith(known) for command in done)
+    assert len(done) == count

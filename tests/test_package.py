@@ -17,6 +17,14 @@ model = regard.build("gpt2", size="tiny", vocab=61).eval()
 print(tuple(model(torch.zeros(1, 3, dtype=torch.long)).shape))
 """
 
+PARITY = """
+import pathlib, sys
+from regard.verify import golden, report
+with golden.use_folder(pathlib.Path(sys.argv[1]) if sys.argv[1:] else None):
+    section = report.parity("attn_dot")
+    print(section.note or " ".join(f"{finding.law} {finding.holds}" for finding in section.findings))
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
@@ -54,3 +62,27 @@ def test_it_works_from_another_folder(wheel, tmp_path, hasty):
     listed = subprocess.run([sys.executable, "-m", "regard", "systems"], cwd=tmp_path, env=env, capture_output=True)
     assert listed.returncode == 0
     assert b"gpt2" in listed.stdout
+
+
+def test_it_says_where_golden_files_are_looked_for(wheel, tmp_path):
+    place, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True)
+    (place / "tests" / "golden").mkdir(parents=True)  # of another package, which is none of ours
+    elsewhere.mkdir()
+    env = {"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "REGARD_NATIVE": "0"}
+    ask = [sys.executable, "-c", PARITY]
+
+    def told(*folder: str, **more: str) -> str:
+        done = subprocess.run([*ask, *folder], cwd=elsewhere, env=env | more, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert told() == (
+        "not compared: golden files are not installed with regard; give --golden FOLDER or set REGARD_GOLDEN, for "
+        "example to tests/golden of a checkout of regard\n"
+    )
+    assert "no golden file: there is no attn_dot-*.safetensors in " in told(REGARD_GOLDEN=str(tmp_path))
+    assert "REGARD_GOLDEN: there is no folder 'nowhere'" in told(REGARD_GOLDEN="nowhere")
+    assert "--golden: there is no folder 'nowhere'" in told("nowhere")
+    goldens = ROOT / "tests" / "golden"
+    assert told(str(goldens)) == told(REGARD_GOLDEN=str(goldens)) == "attn_dot-a True\n"

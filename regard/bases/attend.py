@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Position, Score, Tap, UserError
+from regard.ops.dispatch import note
 
 from . import blocks, dense, flex, reference
 from .attention_mask import AttentionMask
@@ -67,12 +68,27 @@ class Attend(nn.Module):
     def choose(self, q: Tensor, k: Tensor, mask: AttentionMask, score: Score, position: Position, drop: float) -> str:
         """Return the kernel for this call. A watched tap, a score that is not a dot product and a position with an
         output bias need explicit weights, whatever kernel was given; steps after the first use sdpa."""
-        if self.weights.watched or not score.is_dot or position.acts("output_bias"):
+        if why := self._why_explicit(score, position):
+            note("attention", why)
             return "reference"
         if mask.row_owner is not None:
             return "sdpa"
-        if self.kernel in ("reference", "sdpa"):
-            return self.kernel
+        if self.kernel == "sdpa":
+            return "sdpa"
         if self.kernel == "auto":
-            return "blocks" if blocks.is_faster(q.shape[2], q.device, mask, position, drop) else "sdpa"
-        return self.kernel if {"blocks": blocks, "flex": flex}[self.kernel].supports(mask) else "sdpa"
+            if not blocks.is_faster(q.shape[2], q.device, mask, position, drop):
+                return "sdpa"
+            note("attention", "the pattern leaves so much out that torch is faster block by block")
+            return "blocks"
+        if self.kernel != "reference" and not {"blocks": blocks, "flex": flex}[self.kernel].supports(mask):
+            return "sdpa"
+        note("attention", f"kernel = '{self.kernel}' was chosen")
+        return self.kernel
+
+    def _why_explicit(self, score: Score, position: Position) -> str:
+        """Return why explicit weights are needed; an empty string where they are not."""
+        if self.weights.watched:
+            return "its weights are watched"
+        if not score.is_dot:
+            return "its score is not a dot product"
+        return "its position has an output bias" if position.acts("output_bias") else ""

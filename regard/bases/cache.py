@@ -39,7 +39,8 @@ class Cache(NamedTuple):
 
     def reorder(self, rows: Tensor) -> Cache:
         """Return `select(rows)` without copying: `row_owner` records which row holds each slot."""
-        if len(rows) > len(self.keys) or inference_kernels(self.keys) is None:
+        unless = "there are more rows than before" if len(rows) > len(self.keys) else ""
+        if inference_kernels(self.keys, op="cache reorder", unless=unless) is None:
             return self.select(rows)
         if self.row_owner is None:
             return Cache(

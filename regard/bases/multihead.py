@@ -25,7 +25,17 @@ from regard.core import (
 )
 from regard.core.fusion import AttentionStep, FusedAttention
 from regard.ops.attention import projected_attention
-from regard.ops.dispatch import inference_kernels, inside_touched, is_few_rows, kernels_for, plain_linears
+from regard.ops.dispatch import (
+    NOT_PLAIN,
+    SEPARATE,
+    inference_kernels,
+    inside_touched,
+    is_few_rows,
+    kernels_for,
+    note,
+    plain_linears,
+    why_no_kernels,
+)
 from regard.pattern.analysis import first_blind_query, pairs, slots
 from regard.schema import name_of
 
@@ -151,32 +161,46 @@ class MultiHead(Mixer[Cache | Source]):
 
     def _forward_fused(self, x: Tensor, context: Context) -> Tensor | None:
         """Return the same by one op with its gradient; None where it does more than that op."""
+        found = self._try_fused(x, context)
+        if isinstance(found, str):
+            note("projected attention", found, SEPARATE)
+            return None
+        note("projected attention")
+        return found
+
+    def _try_fused(self, x: Tensor, context: Context) -> Tensor | str:
+        """Return the output of the fused op, or why it cannot be used."""
         dropout = self.attend.dropout if self.training else 0.0
-        if (
-            not self._plain
-            or self._is_rotary
-            or not self.attend.is_default
-            or dropout
-            or self._position_learns
-            or not x.numel()
-        ):
-            return None
+        if why := self._why_not_plain:
+            return why
+        if self._is_rotary:
+            return "the position rotates queries and keys after they are projected"
+        if not self.attend.is_default:
+            return "its weights are watched, or another kernel was chosen"
+        if dropout:
+            return "attention weights are dropped out, and the kernel has no dropout"
+        if self._position_learns:
+            return "the position's bias learns, and the kernel has no gradient of it"
+        if not x.numel():
+            return "the input is empty"
         linears = (self.q, self.k, self.v, self.out)
-        if not plain_linears(*linears) or (is_few_rows(x) and not torch.is_grad_enabled()):
-            return None
+        if not plain_linears(*linears):
+            return NOT_PLAIN
+        if is_few_rows(x) and not torch.is_grad_enabled():
+            return "separate ops are faster for so few rows without gradients"
         projections = [tensor for m in linears for tensor in (m.weight, m.bias)]  # type: ignore[union-attr]
         memory = None if self.over == "self" else self._memory(context).x
         kernels = kernels_for(x, memory, *projections)  # type: ignore[arg-type]
         if kernels is None:
-            return None
+            return why_no_kernels(x, memory, *projections)  # type: ignore[arg-type]
         if memory is not None:
             if len(memory) != len(x) or not memory.numel():
-                return None
+                return "rows share a memory, or it is empty"
             mask = self._across(self._sources(context)[1], context)
         else:
             mask = context.cached(("whole", self.pattern), lambda: self._whole(context))
             if blocks.is_faster(x.shape[1], x.device, mask, self.position, dropout):
-                return None
+                return "the pattern leaves so much out that torch is faster block by block"
         assert self.score.factor is not None
         causal = mask.causal_only and not self._biased
         added = None if causal else self._attn_mask(mask, x)
@@ -238,7 +262,9 @@ class MultiHead(Mixer[Cache | Source]):
         return torch.cat(outputs, 1), state
 
     def fused(self) -> FusedAttention | None:
-        if not self._plain or not self.attend.is_default or not self.streams:
+        if self._why_not_plain or not self.attend.is_default or not self.streams:
+            why = self._why_not_plain or "its weights are watched, another kernel was chosen, or it looks ahead"
+            note("fused attention", why, SEPARATE)
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
         assert self.score.factor is not None
@@ -305,16 +331,19 @@ class MultiHead(Mixer[Cache | Source]):
         return self.look(x, state.keys[:, :count], state.values[:, :count], mask, context.valid), state
 
     @property
-    def _plain(self) -> bool:
-        """Whether queries, keys and values are only projected, scaled and, for the first two, rotated."""
-        acts = any(
-            self.position.acts(place)
-            for place in ("value", "output_bias", *(() if self._is_rotary else ("query", "key")))
-        )
-        idle = self.norm.is_identity and self.q_norm.is_identity and self.k_norm.is_identity
-        own = type(self).look is MultiHead.look and type(self).step is MultiHead.step
-        asks = acts or self.position.needs_query or self.score.factor is None
-        return own and idle and not asks and not inside_touched(self)
+    def _why_not_plain(self) -> str:
+        """Why queries, keys and values are not only projected, scaled and, for the first two, rotated; an empty string
+        where they are."""
+        if type(self).look is not MultiHead.look or type(self).step is not MultiHead.step:
+            return "the mixer has a look or a step of its own"
+        if not (self.norm.is_identity and self.q_norm.is_identity and self.k_norm.is_identity):
+            return "there is a norm on queries and keys, or on the output of the heads"
+        others = () if self._is_rotary else ("query", "key")
+        if self.position.needs_query or any(self.position.acts(place) for place in ("value", "output_bias", *others)):
+            return "the position does more than to rotate queries and keys or to add a bias"
+        if self.score.factor is None:
+            return "its score is not a scaled dot product"
+        return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
 
     @property
     def _position_learns(self) -> bool:

@@ -141,12 +141,17 @@ def verify(
     sets: Sets = None,
     parts: Parts = None,
     seed: Annotated[int, typer.Option(help="Random seed of the weights and of the test inputs.")] = 0,
+    golden: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Golden files of originals; else REGARD_GOLDEN, or a checkout's."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run the laws on this machine, and compare with the original implementation where its outputs are recorded."""
     if not name.endswith(".py"):
         recipes.read(name)  # report a typo before torch is imported
     from regard.verify import report
+    from regard.verify.golden import use_folder
 
     if name.endswith(".py"):
         add_parts(parts)
@@ -154,7 +159,7 @@ def verify(
     if size is None and "tiny" in recipes.sizes(name):
         size = "tiny"
     recipe = load_recipe(name, size, sets, parts, SMALL_VOCAB, False)
-    with errors_about(name):
+    with use_folder(golden), errors_about(name):
         return _print_findings(name + (f", size {size}" if size else ""), report.verify_recipe(recipe, seed), as_json)
 
 

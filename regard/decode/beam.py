@@ -17,7 +17,7 @@ from regard.core import UserError, select
 from regard.native.decode import top_k as best_words
 from regard.native.matmul import pack_matrix
 from regard.ops.cross_entropy import LOG2_E
-from regard.ops.dispatch import inference_kernels
+from regard.ops.dispatch import inference_kernels, note, why_no_kernels
 from regard.ops.top_k import top_k
 
 from .result import Hypothesis, NextLogits, Request, Stepper, check_not_nan
@@ -25,6 +25,7 @@ from .session import session
 
 EARLY_STOPPING = ("full", "heuristic", "never")
 MIN_PACKED_ROWS = 24  # rows, below which packing the output table does not pay
+TOP_K = "top-k of logits"  # the name of the op in dispatch
 
 
 @torch.no_grad()
@@ -98,13 +99,24 @@ def token_chooser(model: Stepper, request: Request, k: int) -> Callable[[NextLog
         or k > min(kernels.keep, len(projection[1]))
         or not projection[1].is_contiguous()
     ):
-        return lambda upcoming: top_tokens(upcoming, k)
+        if projection is None:
+            why = "the logits are not one matrix product, or a logits processor changes them"
+        else:
+            why = why_no_kernels(projection[1]) or "k is too large, or the output table is not contiguous"
+
+        def choose_from_logits(upcoming: NextLogits) -> tuple[Tensor, Tensor]:
+            note(TOP_K, why)
+            return top_tokens(upcoming, k)
+
+        return choose_from_logits
     before, table, bias = projection
     packed: list[Tensor] = []
 
     def choose(upcoming: NextLogits) -> tuple[Tensor, Tensor]:
         if len(upcoming.x) < MIN_PACKED_ROWS:  # not worth a packed copy of the table
+            note(TOP_K, f"fewer than {MIN_PACKED_ROWS} rows, which are not worth a packed copy of the output table")
             return top_tokens(upcoming, k)
+        note(TOP_K)
         packed[:] = packed or [pack_matrix(kernels, table.T).numbers]
         return best_words(kernels, before(upcoming.x).contiguous(), packed[0], bias, len(table), k)
 

@@ -21,7 +21,7 @@ from regard.core import Context, Head, Model, Position, UserError
 from regard.core.passes import replace_modules
 from regard.native.decode import apply, linear_params
 from regard.native.structs import LinearParams
-from regard.ops.dispatch import inference_kernels, is_few_rows, is_plain_linear
+from regard.ops.dispatch import FEW_ROWS, inference_kernels, is_few_rows, is_plain_linear
 from regard.ops.linear import flatten_rows
 
 QUANTIZED_LINEAR = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
@@ -60,7 +60,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        if is_few_rows(x) and (kernels := inference_kernels(x, self.bias)):
+        unless = "" if is_few_rows(x) else f"more than {FEW_ROWS} rows, for which torch's packed product is faster"
+        if (kernels := inference_kernels(x, self.bias, op="int8 linear", unless=unless)) is not None:
             return apply(kernels, self.params(), flatten_rows(x)).view(*x.shape[:-1], self.out_features)
         most = torch.linalg.vector_norm(rows, math.inf, -1, keepdim=True).clamp_(min=LEAST)
         y = QUANTIZED_LINEAR((rows / most).float(), 1 / STEPS, STEPS + 1, self.held).to(x.dtype)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UserError, select
+from regard.ops.dispatch import NO_KERNEL, note
 
 from .result import Hypothesis, Request, Stepper, check_not_nan
 from .session import session
@@ -146,6 +147,7 @@ def choose_tokens(
 
     before: (rows, time) the row's tokens, for the repetition penalty. chance: (rows,) in (0, 1]; None: greedy.
     """
+    note("choice of tokens", NO_KERNEL)
     penalized = (
         scores
         if sampling.repetition_penalty == 1 or before is None

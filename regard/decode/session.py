@@ -25,15 +25,21 @@ from regard.native.structs import FusedBranch, LinearParams, NormParams
 from regard.ops.dispatch import (
     FEW_ROWS,
     PACKED_WEIGHTS,
+    SEPARATE,
     hooked,
     inference_kernels,
     is_contiguous,
     is_plain_linear,
-    touched,
+    note,
+    why_no_kernels,
+    why_touched,
 )
 from regard.ops.linear import flatten_rows
+from regard.schema import name_of
 
 from .int8 import Int8Linear
+
+FUSED_STEP = "fused step"
 
 
 def session(model: Any) -> Any:
@@ -51,7 +57,7 @@ class Session:
         self.reorder, self.logits = model.reorder, model.logits
         self.logits_for, self.output_projection = model.logits_for, model.output_projection
         self._fused: FusedStack | None = None
-        self._can_fuse = True
+        self._why_never_fused = ""  # empty until it is known that no step can be fused
 
     @property
     def is_hooked(self) -> bool:
@@ -65,6 +71,7 @@ class Session:
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
     ) -> tuple[Tensor, State]:
         if self.is_hooked:
+            note(FUSED_STEP, f"the model {why_touched(self.model)}", SEPARATE)
             return self.model.step(tokens, state, valid, segments)
         x, context, state = self.model.advance(tokens, state, valid, segments, self._step_stack)
         return self.model.head(x, context), state
@@ -73,19 +80,33 @@ class Session:
         return self.model.last_hidden(tokens, state, valid, self._step_stack)
 
     def _step_stack(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple]:
-        stack = self.model.stack
-        return self._step_fused(x, state, context) or stack.step(x, state, context)
+        found = self._step_fused(x, state, context)
+        if isinstance(found, str):
+            note(FUSED_STEP, found, SEPARATE)
+            return self.model.stack.step(x, state, context)
+        note(FUSED_STEP)
+        return found
 
-    def _step_fused(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
-        if not self._can_fuse or x.shape[1] != 1 or torch.is_grad_enabled() or self.model.stack.training:
-            return None
+    def _step_fused(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
+        """Return the step, or why it cannot be fused."""
+        if self._why_never_fused:
+            return self._why_never_fused
+        if x.shape[1] != 1:
+            return "a step of several positions"
+        if torch.is_grad_enabled():
+            return "gradients are enabled: there is no torch.no_grad() around it"
+        if self.model.stack.training:
+            return "the model is in training mode"
         kernels = inference_kernels(x)
         if kernels is None:
-            return None
+            return why_no_kernels(x)
         if self._fused is None or not self._fused.is_current(x):
-            self._fused = FusedStack.compile(self.model.stack, x)
-            self._can_fuse = self._fused is not None  # what cannot be fused once is not tried again
-        return None if self._fused is None else self._fused.run(kernels, x, state, context)
+            compiled = FusedStack.compile(self.model.stack, x)
+            if isinstance(compiled, str):
+                self._fused, self._why_never_fused = None, compiled  # what cannot be fused once is not tried again
+                return compiled
+            self._fused = compiled
+        return self._fused.run(kernels, x, state, context)
 
 
 class FusedStack:
@@ -108,32 +129,38 @@ class FusedStack:
         self.rows = 0
 
     @classmethod
-    def compile(cls, stack: Stack, x: Tensor) -> FusedStack | None:
-        """Compile a stack; None where a module is modified, in training mode, or not supported by a kernel."""
+    def compile(cls, stack: Stack, x: Tensor) -> FusedStack | str:
+        """Compile a stack; or return why not: a module is modified, in training mode, or not supported by a kernel."""
         modules = list(stack.modules())
-        if any(module.training or touched(module) for module in modules):
-            return None
-        if any(tap.watchers for tap in modules if isinstance(tap, Tap)):
-            return None
+        for path, module in stack.named_modules():
+            if what := "is in training mode" if module.training else why_touched(module):
+                return f"{path or 'the stack'} {what}"
+            if isinstance(module, Tap) and module.watchers:
+                return f"{path} is watched"
         every: list[FusedAttention | FusedMlp] = []
         norms: list[list[NormParams | None]] = []
         for layer in stack.layers:
-            for index, mixer in enumerate(layer.mixers):  # type: ignore[union-attr, arg-type]
+            for index, (branch, mixer) in enumerate(layer.branches.items()):  # type: ignore[union-attr, operator]
                 around, declared = layer.wiring.norms_around(index), mixer.fused()  # type: ignore[union-attr, operator]
-                both = None if around is None else _norms(around, x)
-                if both is None or declared is None:
-                    return None
+                if declared is None:
+                    which = branch if branch in ("mixer", "feedforward") else f"{branch} mixer"
+                    return f"the {which} '{name_of(mixer)}' declares nothing to fuse"
+                if around is None:
+                    return f"the wiring '{name_of(layer.wiring)}' does more than the fused step supports"
+                both = _norms(around, x)
+                if isinstance(both, str):
+                    return both
                 every.append(declared)
                 norms.append(both)
         end = _norms([stack.norm], x)
-        return None if end is None else cls(modules, every, norms, end[0], x)
+        return end if isinstance(end, str) else cls(modules, every, norms, end[0], x)
 
     def is_current(self, x: Tensor) -> bool:
         return self.dtype == x.dtype and self.snapshot.holds()
 
-    def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | None:
-        """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it. None
-        where the model must take this step."""
+    def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
+        """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it; or
+        return why the model must take this step."""
         states = [own for layer in state for own in layer]
         steps: list[AttentionStep | None] = []
         groups: dict[Any, tuple[AttentionStep, Any]] = {}
@@ -150,7 +177,7 @@ class FusedStack:
             step = None if first is None else declared.follow(first[0], first[1], own)
             step = step or declared.step(x, own, context)
             if step is None:
-                return None
+                return "rows write to different slots of the cache, or the cache has another dtype"
             groups.setdefault(declared.group, (step, own))
             steps.append(step)
         if fits and all(map(_same_buffers, self.planned, steps)):
@@ -160,7 +187,7 @@ class FusedStack:
                     update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
             self.planned = steps
         elif not self._plan(kernels, x, steps):
-            return None
+            return "a linear layer is not a plain torch.nn.Linear, or too large to be packed for so many rows"
         assert self.program is not None
         after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
         y = self.program.run(kernels, flatten_rows(x)).view(x.shape)
@@ -223,9 +250,8 @@ def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool)
     return linear_params(weight, bias, pack_matrix(kernels, weight.T).numbers)
 
 
-def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | None:
-    """Return norms as structs for the kernel, None for identities; None instead of a list where one is not
-    supported."""
+def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] | str:
+    """Return norms as structs for the kernel, None for identities; or why one is not supported."""
     made: list[NormParams | None] = []
     for norm in norms:
         if norm is None or norm.is_identity:
@@ -234,7 +260,7 @@ def _norms(norms: Sequence[Norm | None], x: Tensor) -> list[NormParams | None] |
         declared: FusedNorm | None = norm.fused()
         params = None if declared is None else norm_params(x, *declared)
         if params is None:
-            return None
+            return f"the norm '{name_of(norm)}' declares nothing to fuse"
         made.append(params)
     return made
 

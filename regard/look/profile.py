@@ -65,12 +65,12 @@ def profile_training(model: Model | Towers, rows: int, length: int, settings: Se
     settings = settings or Settings()
     optimizer = Optimizer(model, settings)
     labels = PartLabels(model)
-    batch = _random_batch(model, rows, length)
+    batch = random_batch(model, rows, length)
 
     def step() -> None:
         optimizer.zero_grad()
         with labels.scope("loss"):
-            loss = _loss(model, batch)
+            loss = random_loss(model, batch)
         loss.backward()
         with labels.scope(f"optimizer {settings.optimizer}"):
             optimizer.step(settings.lr, float(optimizer.norm()))
@@ -78,7 +78,7 @@ def profile_training(model: Model | Towers, rows: int, length: int, settings: Se
     seconds = _median_seconds(step)
     found = _by_part(_profiled(labels, step))
     with labels.attached(), labels.saved_bytes() as kept:
-        loss = _loss(model, batch)
+        loss = random_loss(model, batch)
     for part, size in kept.items():
         found.setdefault(part, Row(part)).kept = size
     del loss
@@ -100,7 +100,7 @@ def profile_decoding(model: Model | Towers, rows: int, length: int) -> Step | No
         length = model.limit - more
         if length < 1:
             raise UserError(f"a model of {model.limit} positions is too short to profile a decoding step")
-    tokens, source = _random_batch(model, rows, length + more)
+    tokens, source = random_batch(model, rows, length + more)
     memory = {} if source is None else {"source": source[:, :length]}
     state = model.start(rows, length + more, **memory)
     _, state = model.step(tokens[:, :length], state)
@@ -201,7 +201,7 @@ def _label(path: str, module: nn.Module, known: dict[nn.Module, str], model: nn.
     return None
 
 
-def _random_batch(model: Model | Towers, rows: int, length: int) -> tuple[Tensor, Tensor | None]:
+def random_batch(model: Model | Towers, rows: int, length: int) -> tuple[Tensor, Tensor | None]:
     """Return random input for both sides, no longer than their maximum length."""
     device = next(model.parameters()).device
     if isinstance(model, Towers):
@@ -216,7 +216,8 @@ def _random_batch(model: Model | Towers, rows: int, length: int) -> tuple[Tensor
     return tokens, model.source_embed.random_input(rows, reach).to(device)
 
 
-def _loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:
+def random_loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> Tensor:
+    """Return a loss of a `random_batch`, as `profile_training` describes it."""
     tokens, source = batch
     if isinstance(model, Towers):
         return model(tokens, source).float().square().mean()

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -102,6 +103,9 @@ def _loaded() -> tuple[Kernels | None, str]:
     for flags in MACHINE:
         try:
             return Kernels(ctypes.CDLL(str(_compiled([compiler, *FLAGS, *flags])))), ""
+        except subprocess.TimeoutExpired:  # with other flags it would be as slow
+            why = f"it did not end within {COMPILE_TIMEOUT} seconds (REGARD_NATIVE=0 does not try)"
+            break
         except (OSError, subprocess.SubprocessError, AttributeError) as error:
             why = why or _reason(error)  # try again with fewer flags
     why = f"{compiler} could not compile them: {why}"
@@ -173,7 +177,8 @@ def _run(*commands: list[str]) -> None:
     """Run the commands in parallel without output; raise if one fails."""
     no, kept = subprocess.DEVNULL, subprocess.PIPE
     running = [
-        subprocess.Popen(command, stdin=no, stdout=no, stderr=kept, text=True, errors="replace") for command in commands
+        subprocess.Popen(command, stdin=no, stdout=no, stderr=kept, text=True, errors="replace", process_group=0)
+        for command in commands
     ]
     try:
         for one, command in zip(running, commands, strict=True):
@@ -182,7 +187,8 @@ def _run(*commands: list[str]) -> None:
                 raise subprocess.CalledProcessError(one.returncode, command, stderr=errors)
     finally:
         for one in running:
-            one.kill()
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)  # with the programs that it has started
             one.wait()
 
 

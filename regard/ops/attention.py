@@ -20,9 +20,10 @@ from regard.native import decode, train
 from regard.native.build import Kernels
 from regard.native.structs import ADDS
 
-from .dispatch import FEW_QUERIES, inference_kernels, kernels_for
+from .dispatch import FEW_QUERIES, kernels_for
 from .linear import matmul, matmul_into, weight_gradients
 
+MANY_QUERIES = f"torch's kernel is faster for more than {FEW_QUERIES} queries without gradients"
 SHORT_KEYS = 32  # up to which torch's fused kernel is slower in training than matmul, softmax, matmul
 SHORT_KEYS_INFERENCE = 64  # the same for several queries without gradients
 
@@ -54,12 +55,15 @@ def attention(
     no_empty_rows: whether every query is known to attend to something.
     """
     queries, keys, grouped = q.shape[2], k.shape[2], k.shape[1] != q.shape[1]
-    if not dropout and queries <= FEW_QUERIES and (kernels := inference_kernels(q, k, v)):
+    needs_grad = _needs_grad(q, k, v)
+    unless = _why_not_supported(q, k, v, attn_mask, dropout, needs_grad)
+    kernels = kernels_for(q, k, v, op="attention", unless=unless)
+    if kernels is not None and not needs_grad:
         if causal:
             attn_mask = torch.ones(queries, keys, dtype=torch.bool).tril()
         q, k, v = map(_channels_contiguous, (q, k, v))
         return decode.attend(kernels, q, k, v, attn_mask, row_owner).transpose(1, 2)
-    if not dropout and _needs_grad(q, k, v) and (kernels := _training_kernels(q, k, v, attn_mask)):
+    if kernels is not None:
         return _Attend.apply(kernels, *map(_channels_contiguous, (q, k, v)), attn_mask, causal).transpose(1, 2)
     if not dropout and not grouped and _is_matmul_faster(q, k, v) and (causal or no_empty_rows):
         if causal:
@@ -75,11 +79,19 @@ def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None)
     return logits.softmax(-1) @ v
 
 
-def _training_kernels(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Kernels | None:
-    """Return the kernels if they support these tensors: values as wide as keys, and no gradient of a bias."""
-    if q.shape[3] != v.shape[3] or len(q) != len(k) or (attn_mask is not None and attn_mask.requires_grad):
-        return None
-    return kernels_for(q, k, v)
+def _why_not_supported(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, dropout: float, needs_grad: bool
+) -> str:
+    """Return why our kernels do not compute this attention; an empty string where they do."""
+    if dropout:
+        return "attention weights are dropped out, and the kernel has no dropout"
+    if not needs_grad:
+        return "" if q.shape[2] <= FEW_QUERIES else MANY_QUERIES
+    if attn_mask is not None and attn_mask.requires_grad:
+        return "the position's bias learns, and the kernel has no gradient of it"
+    if q.shape[3] != v.shape[3]:
+        return "values are not as wide as keys"
+    return "" if len(q) == len(k) else "rows share keys, and the kernel has no gradient of that"
 
 
 def _needs_grad(*tensors: Tensor) -> bool:

@@ -110,7 +110,7 @@ def _right_multiply(own: Kernels | None, p: Tensor) -> Callable[[Tensor, Tensor]
 
 def _exponentials(logits: Tensor, bias: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return e, in place of the logits, the largest logit, m, and the logit of the target, (rows, 1) each."""
-    kernels = kernels_for(logits, bias)
+    kernels = kernels_for(logits, bias, op="cross-entropy")
     if kernels is not None:
         return logits, *train.powers(kernels, logits, bias, goal.contiguous())
     if bias is not None:

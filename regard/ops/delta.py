@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .dispatch import NO_KERNEL, note
 from .fading import CHUNK, accumulation_dtype, chunk_size, empty_memory, split_chunks
 
 
@@ -32,6 +33,7 @@ def delta(
     """q, k (batch, heads, time, key), v (batch, heads, time, value), beta (batch, heads, time), state (batch, heads,
     key, value), valid (batch, time) -> (batch, heads, time, value), and the state after it. Stable where
     beta |k|^2 < 2."""
+    note("delta", NO_KERNEL)
     dtype, time, size = q.dtype, q.shape[2], chunk_size(q.shape[2], chunk)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, beta = (t.to(accumulation_dtype(dtype)) for t in (q, k, v, beta[..., None]))

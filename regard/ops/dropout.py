@@ -16,14 +16,17 @@ from torch.autograd.function import once_differentiable
 from regard.native.build import Kernels
 from regard.native.train import dropped
 
-from .dispatch import kernels_for
+from .dispatch import kernels_for, note
 
 STEPS = 1 << 16  # 16 random bits decide, four times in one draw: on a CPU, p is a whole number of 65536ths
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Return x of any shape, each element dropped with probability p."""
-    return _drop(x, None, p) if _is_cheaper(x, p) else F.dropout(x, p)
+    if _is_cheaper(x, p):
+        return _drop(x, None, p)
+    note("dropout", "our dropout is for CPUs, not for compiled graphs, and not for p = 0 or 1")
+    return F.dropout(x, p)
 
 
 def dropout_add(residual: Tensor, x: Tensor, p: float) -> Tensor:
@@ -39,7 +42,7 @@ def _is_cheaper(x: Tensor, p: float) -> bool:
 
 def _drop(x: Tensor, residual: Tensor | None, p: float) -> Tensor:
     count = min(round(p * STEPS), STEPS - 1)
-    kernels = kernels_for(x, residual)
+    kernels = kernels_for(x, residual, op="dropout")
     if kernels is None:
         return _DroppedByMask.apply(x, residual, count)
     return _DroppedBySeed.apply(kernels, x, residual, count, STEPS / (STEPS - count))

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .accumulate import buffer_for, is_accumulating
+from .dispatch import NO_KERNEL, note
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """ids (...), table (rows, dim) -> (..., dim)"""
+    note("embedding", NO_KERNEL)
     if not is_accumulating() or not table.requires_grad or not table.is_cpu or not torch.is_grad_enabled():
         return F.embedding(ids, table)
     return _Embedding.apply(ids, table)

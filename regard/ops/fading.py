@@ -38,6 +38,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 
+from .dispatch import NO_KERNEL, note
+
 CHUNK = 64  # positions of a chunk; a power of 2
 
 
@@ -57,6 +59,7 @@ def gated_linear_attention(
     bonus: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
+    note("gated linear attention", NO_KERNEL)
     dtype, time, size = q.dtype, q.shape[2], chunk_size(q.shape[2], chunk)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (t.to(accumulation_dtype(dtype)) for t in (q, k, v))

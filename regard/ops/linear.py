@@ -15,18 +15,19 @@ from regard.native.decode import apply, linear_params
 from regard.native.matmul import PackedMatrix, multiply, pack_matrix
 
 from .accumulate import buffer_for
-from .dispatch import inference_kernels, is_contiguous, is_few_rows, is_product_faster, kernels_for
+from .dispatch import inference_kernels, is_contiguous, is_few_rows, is_product_faster, product_kernels
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in), weight (out, in), bias (out,) -> x weight^T + bias, (..., out)."""
     if is_few_rows(x):
-        kernels = inference_kernels(x, weight, bias) if is_contiguous(weight, bias) else None
+        unless = "" if is_contiguous(weight, bias) else "the weights are not contiguous"
+        kernels = inference_kernels(x, weight, bias, op="linear", unless=unless)
         if kernels is None:
             return F.linear(x, weight, bias)
         return apply(kernels, linear_params(weight, bias), flatten_rows(x)).view(*x.shape[:-1], weight.shape[0])
-    kernels = kernels_for(x, weight, bias)
-    if kernels is None or not is_product_faster(kernels, x.numel() // max(x.shape[-1], 1), weight):
+    kernels = product_kernels("linear", x.numel() // max(x.shape[-1], 1), weight, x, weight, bias)
+    if kernels is None:
         return F.linear(x, weight, bias)
     return _Linear.apply(kernels, x, weight, bias)
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import masked_softmax
+from .dispatch import NO_KERNEL, note
 from .join import PartialAttention, merge, partial_attention
 
 MAX_COMPARISONS = 1 << 22  # of a new position with an old one, in memory at a time
@@ -54,6 +55,7 @@ class LshRule(NamedTuple):
 def bucket(x: Tensor, rotations: Tensor, buckets: tuple[int, ...]) -> Tensor:
     """x (batch, heads, time, dim), rotations (heads, dim, rounds, sum of buckets / 2) -> (batch, heads, rounds, time).
     Several bucket counts give independent hashes, combined into as many buckets as their product."""
+    note("lsh", NO_KERNEL)
     turned = torch.einsum("bhnd,hdri->bhrni", x.detach(), rotations.to(x.dtype))
     found, stride = torch.zeros(turned.shape[:-1], dtype=torch.long, device=x.device), 1
     for some, count in zip(turned.split([count // 2 for count in buckets], -1), buckets, strict=True):

@@ -24,7 +24,8 @@ def mlp(
     x: Tensor, weight_in: Tensor, bias_in: Tensor | None, activation: str, weight_out: Tensor, bias_out: Tensor | None
 ) -> Tensor:
     """x (..., width) -> weight_out activation(weight_in x + bias_in) + bias_out"""
-    kernels = kernels_for(x, weight_in, bias_in, weight_out, bias_out) if activation in FUSED_ACTIVATIONS else None
+    unless = "" if activation in FUSED_ACTIVATIONS else f"the kernel does not know the activation '{activation}'"
+    kernels = kernels_for(x, weight_in, bias_in, weight_out, bias_out, op="mlp", unless=unless)
     if kernels is None:
         return F.linear(activation_function(activation)(F.linear(x, weight_in, bias_in)), weight_out, bias_out)
     return _Mlp.apply(kernels, x, weight_in, bias_in, activation, weight_out, bias_out)

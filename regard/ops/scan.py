@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .dispatch import NO_KERNEL, note
+
 Join = Callable[[Tensor, Tensor, Tensor], Tensor]
 Chain = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,6 +27,7 @@ Chain = Callable[[Tensor, Tensor], Tensor]
 def scan(gate: Tensor, x: Tensor, first: Tensor) -> Tensor:
     """x (batch, time, ...), gate that broadcasts to it and has all its positions, first (batch, ...) the initial h ->
     all h (batch, time, ...)."""
+    note("scan", NO_KERNEL)
     return _Scan.apply(gate, x, first)
 
 

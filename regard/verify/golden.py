@@ -7,15 +7,21 @@ A case builds a part from the config of a golden file, maps the weights, runs th
         golden.load(attention, {"q.weight": lambda w: w("linear_in.weight")})
         y = attention(golden.input("query"), ...)
         return golden.compare({"attn_h": y})
+
+    CASES = {"attn_dot": attn_dot}
+
+docs/verifying.md explains where both are found, what the files contain, and how to write them for another system.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,36 +30,68 @@ from torch import Tensor, nn
 
 from regard.core import Context, Memory, Mixer, Model, build
 from regard.core.stack import Stack
+from regard.errors import UserError, short
 
 from .laws import Finding
 
-TESTS = Path(__file__).parent.parent.parent / "tests"
+ROOT = Path(__file__).parent.parent.parent
+TESTS = ROOT / "tests" if (ROOT / "pyproject.toml").is_file() else None  # of a checkout; an installed regard has none
+HINT = "give --golden FOLDER or set REGARD_GOLDEN, for example to tests/golden of a checkout of regard"
 
 GetTensor = Callable[[str], Tensor]
+Case = Callable[["Golden"], list[Finding]]
+
+_given: list[Path] = []  # folders of `use_folder`, of which the last is used
 
 
-def folder() -> Path:
-    """Return the folder of golden files: that of REGARD_GOLDEN, or the checkout's tests/golden."""
-    return Path(os.environ.get("REGARD_GOLDEN") or TESTS / "golden")
+@contextmanager
+def use_folder(folder: Path | None) -> Iterator[None]:
+    """Inside, look for golden files in this folder; None: in the default one."""
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"--golden: there is no folder '{short(folder)}'")
+    _given.extend([] if folder is None else [folder])
+    try:
+        yield
+    finally:
+        if folder is not None:
+            _given.pop()
+
+
+def folder() -> Path | None:
+    """Return the folder of golden files: that of `use_folder`, or that of REGARD_GOLDEN, or the checkout's
+    tests/golden; None where regard is installed without a checkout."""
+    if _given:
+        return _given[-1]
+    if named := os.environ.get("REGARD_GOLDEN"):
+        if not Path(named).is_dir():
+            raise UserError(f"REGARD_GOLDEN: there is no folder '{short(named)}'")
+        return Path(named)
+    return None if TESTS is None else TESTS / "golden"
 
 
 def golden_files(system: str) -> list[Path]:
-    return sorted(folder().glob(f"{system}-*.safetensors"))
+    where = folder()
+    return [] if where is None else sorted(where.glob(f"{system}-*.safetensors"))
 
 
-def cases() -> dict[str, Callable[[Golden], list[Finding]]]:
-    """Return the cases of the checkout's tests/parity by system; none if regard is installed without its tests."""
-    made: dict[str, Callable[[Golden], list[Finding]]] = {}
-    for path in sorted((TESTS / "parity").glob("[a-z]*.py")):
+def cases() -> dict[str, Case]:
+    """Return the cases by system: those next to the golden files, in the folder itself or in `parity` beside a folder
+    named `golden`, and those of the checkout's tests/parity."""
+    where, made = folder(), dict[str, Case]()
+    places = [] if TESTS is None else [TESTS / "parity"]
+    if where is not None:
+        places += [where.parent / "parity", where] if where.name == "golden" else [where]
+    for path in dict.fromkeys(path.resolve() for place in places for path in sorted(place.glob("[a-z]*.py"))):
         if path.stem.startswith("test_") or path.stem == "conftest":
             continue
-        name = f"regard_parity_{path.stem}"
+        name = f"regard_parity_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name not in sys.modules:
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None
             assert spec.loader is not None
-            sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[name])
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules[name] = module
         made |= sys.modules[name].CASES
     return made
 

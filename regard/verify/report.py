@@ -32,6 +32,7 @@ class Section(NamedTuple):
 
 def verify_recipe(recipe: Recipe, seed: int = 0) -> Iterator[Section]:
     """Yield the laws on the built model, then parity with every original implementation that the recipe names."""
+    golden.folder()  # report a missing folder first
     torch.manual_seed(seed)
     yield Section("laws", check_laws(build(recipe), seed))
     systems = recipe.get("golden", [])
@@ -73,14 +74,16 @@ def _where(error: Exception) -> str:
 def parity(system: str) -> Section:
     """Compare outputs and gradients with an original implementation: one finding per golden file."""
     title = f"parity with {system}"
-    files, cases = golden.golden_files(system), golden.cases()
+    where, files, cases = golden.folder(), golden.golden_files(system), golden.cases()
+    if where is None:
+        return Section(title, iter(()), f"not compared: golden files are not installed with regard; {golden.HINT}")
     if not files:
-        return Section(
-            title, iter(()), f"no golden file: there is no {system}-*.safetensors in {short(golden.folder())}"
-        )
+        there = f"there is no {system}-*.safetensors in {short(where)}"
+        return Section(title, iter(()), f"no golden file: {there}; {golden.HINT}")
     if system not in cases:
         known = nearest(system, cases) if cases else ""
-        return Section(title, iter(()), f"not compared: tests/parity holds no case for it{known}")
+        there = f"neither {short(where)} nor tests/parity of a checkout holds a case for it"
+        return Section(title, iter(()), f"not compared: {there}{known}")
 
     def one(path: Path) -> Finding:
         findings = cases[system](golden.Golden(path))

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -257,3 +258,36 @@ def test_what_is_compiled_stays(hasty, tmp_path):
     for _ in range(2):
         assert told(PATH=f"{hasty}:{os.environ['PATH']}", XDG_CACHE_HOME=str(tmp_path)) == ("False", "")
         assert len(list((tmp_path / "regard").iterdir())) == 2  # the library and its checksum
+
+
+def test_a_compiler_that_hangs_is_given_up_once(tmp_path):
+    """It is not asked again with other flags, and what it has started ends with it."""
+    slow, log = tmp_path / "c++", tmp_path / "log"
+    slow.write_text(f"#!/bin/sh\nsleep 300 &\necho $! >> {log}\nwait\n")
+    slow.chmod(0o755)
+    code = f"from regard.native import build; build.COMPILE_TIMEOUT = 4\n{CODE.replace('; ', chr(10))}"
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    assert f"{slow} could not compile them: it did not end within 4 seconds" in done.stderr
+    assert done.stderr.count("regard goes on") == 1
+    started = log.read_text().split()
+    assert 1 <= len(started) <= len(build.SOURCES)
+    assert not any(runs(pid) for pid in started)
+
+
+def runs(pid):
+    """A zombie does not."""
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "(zombie)" not in status.read_text()
+
+
+def test_no_folder_to_write_to_at_all(tmp_path):
+    """Neither the cache nor a temporary folder: torch does everything, and it is told once."""
+    (tmp_path / "file").write_text("")
+    code = f"import tempfile; tempfile.tempdir = {str(tmp_path / 'file')!r}\n{CODE.replace('; ', chr(10))}"
+    env = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "file")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    assert done.stderr.count("regard goes on with torch's slower operations") == 1
+    assert "Not a directory" in done.stderr

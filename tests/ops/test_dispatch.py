@@ -48,3 +48,17 @@ def test_without_kernels_the_reason_is_told(monkeypatch):
     monkeypatch.setattr(dispatch, "load_kernels", lambda: None)
     monkeypatch.setattr(dispatch, "why_unavailable", lambda: "there is no compiler")
     assert dispatch.explain(torch.randn(2)) == "torch: there is no compiler"
+
+
+def test_what_touches_a_module():
+    module = torch.nn.Linear(2, 3)
+    module.step = 16  # a number of somebody's own does not replace the method
+    assert dispatch.why_touched(module) == ""
+    module.step = lambda x: x
+    assert dispatch.why_touched(module) == "has a step of its own"
+    hook = module.register_forward_hook(lambda *given: None)
+    assert dispatch.why_touched(module) == "has a hook or a forward of its own"
+    hook.remove()
+    every = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert dispatch.why_touched(torch.nn.Linear(2, 3)) == "is hooked, as all modules are"
+    every.remove()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core import Context, Cost, Dropout, Norm, Pointwise, part
 from regard.core.fusion import FusedMlp
 from regard.ops.activation import activation as activation_function
-from regard.ops.dispatch import inside_touched, plain_linears
+from regard.ops.dispatch import NOT_PLAIN, inside_touched, note, plain_linears
 from regard.ops.mlp import FUSED_ACTIVATIONS, mlp
 
 
@@ -42,19 +42,27 @@ class Mlp(Pointwise):
         self.drop = Dropout(hidden_dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        if self._plain and plain_linears(self.into, self.out):
+        why = self._why_not_plain or ("" if plain_linears(self.into, self.out) else NOT_PLAIN)
+        if not why:
             into, out = self.into, self.out
             return mlp(x, into.weight, into.bias, self.activation, out.weight, out.bias)
+        note("mlp", why)
         return self.out(self.norm(self.drop(self.activate(self.into(x))), context.valid))
 
     def fused(self) -> FusedMlp | None:
-        return FusedMlp(self.into, self.out, self.activation) if self._plain else None
+        return None if self._why_not_plain else FusedMlp(self.into, self.out, self.activation)
 
     @property
-    def _plain(self) -> bool:
-        """Whether there is nothing between the two linear layers but an activation that `ops.mlp` can fuse."""
-        drops = self.training and self.drop.rate
-        return self.activation in FUSED_ACTIVATIONS and self.norm.is_identity and not drops and not inside_touched(self)
+    def _why_not_plain(self) -> str:
+        """Why there is more between the two linear layers than an activation that `ops.mlp` can fuse; an empty string
+        where there is not."""
+        if self.activation not in FUSED_ACTIVATIONS:
+            return "the kernel does not know its activation"
+        if not self.norm.is_identity:
+            return "there is a norm between the two linear layers"
+        if self.training and self.drop.rate:
+            return "hidden channels are dropped out"
+        return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
 
     def cost(self, length: int, past: int = 0) -> Cost:
         return Cost(2 * length * (self.into.weight.numel() + self.out.weight.numel()), 0)
