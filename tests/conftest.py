@@ -30,8 +30,9 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    items[:] = thin(items)
+def pytest_collection_modifyitems(config, items):
+    items[:], dropped = thin(items)
+    config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture(autouse=True)

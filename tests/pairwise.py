@@ -36,8 +36,8 @@ def values(item: pytest.Function) -> dict[str, tuple]:
     return together | {name: (id(value),) for name, value in params.items()}  # what is left comes from fixtures
 
 
-def thin(items: list[pytest.Function]) -> list[pytest.Function]:
-    """Return the items without those cases of tests marked `pairwise` that have no pair of their own."""
+def thin(items: list[pytest.Function]) -> tuple[list[pytest.Function], list[pytest.Function]]:
+    """Return the items to run, and those cases of tests marked `pairwise` that have no pair of their own."""
     tests: dict[tuple, list[int]] = {}
     for number, item in enumerate(items):
         if item.get_closest_marker("pairwise"):
@@ -46,4 +46,4 @@ def thin(items: list[pytest.Function]) -> list[pytest.Function]:
     for numbers in tests.values():
         kept = covering([values(items[number]) for number in numbers])
         dropped |= set(numbers) - {numbers[place] for place in kept}
-    return [item for number, item in enumerate(items) if number not in dropped]
+    return [item for n, item in enumerate(items) if n not in dropped], [items[n] for n in sorted(dropped)]

@@ -347,7 +347,7 @@ def test_exchanged_weights_are_refused():
     q = case.q.requires_grad_()
     y = blocks.attend(q, case.k, case.v, case.see, case.position, q, 0.0)
     case.position.slopes = nn.Parameter(torch.ones(6, dtype=torch.float64))
-    with pytest.raises(UserError, match="exchanged"):
+    with pytest.raises(UserError, match="replaced since"):
         y.sum().backward()
 
 

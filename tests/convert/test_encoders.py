@@ -73,7 +73,7 @@ def test_there_and_back(name, tmp_path):
 def test_places_are_counted_from_behind_the_padding():
     pair = twins(theirs(*CASES["roberta bare"]))
     assert (pair.ours.embed.position.offset, pair.ours.limit) == (3, 16)
-    with pytest.raises(UserError, match="longer than the 16 positions"):
+    with pytest.raises(UserError, match="longer than this model's 16 positions"):
         pair.ours(torch.full((1, 17), 5))
 
 

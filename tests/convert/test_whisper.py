@@ -105,5 +105,5 @@ def test_padded_sounds():
 
 @pytest.mark.parametrize("shape", [(2, 8, 6), (2, 7, 7), (2, 8), (2, 24, 7)])
 def test_frames_that_do_not_fit(shape):
-    with pytest.raises(UserError, match=r"even number of frames|longer than the 11 positions"):
+    with pytest.raises(UserError, match=r"even number of frames|longer than this model's 11 positions"):
         pair().ours.encode(torch.zeros(*shape))

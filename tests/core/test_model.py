@@ -31,7 +31,7 @@ def test_a_state_of_another_model_is_refused():
                      ("pairs", "recurrent"), ("recurrent", "pairs")):  # fmt: skip
         with pytest.raises(regard.UserError, match="another model"):
             made[one].step(tokens, start(made[two]))
-    with pytest.raises(regard.UserError, match="not from NoneType"):
+    with pytest.raises(regard.UserError, match="not NoneType"):
         made["attention"].step(tokens, None)
 
 

@@ -89,7 +89,7 @@ def test_models_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="at least one"):
         Ensemble([])
     two, three = (Ensemble([MODELS["rwkv4"]] * n) for n in (2, 3))
-    with pytest.raises(UserError, match="a state of 3 models cannot go on with 2"):
+    with pytest.raises(UserError, match="a state of 3 models cannot continue with 2"):
         two.step(torch.zeros(1, 1, dtype=torch.long), three.start(1, 4))
 
 

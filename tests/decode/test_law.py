@@ -139,7 +139,7 @@ def test_what_all_begin_with_is_read_once(name, monkeypatch):
     longer = request._replace(prefix=prefix, valid=torch.cat((real, request.valid), 1))
     apart = greedy(LivelyAhead(model), longer)
     monkeypatch.setattr(result, "MIN_SHARED_PREFIX", 4)
-    assert longer._same() == 9
+    assert longer._shared_prefix() == 9
     same([[answer] for answer in greedy(LivelyAhead(model), longer)], [[answer] for answer in apart])
 
 

@@ -258,12 +258,12 @@ def short():
 
 def test_beyond_the_positions(short):
     tokens = torch.randint(61, (2, 9))
-    with pytest.raises(UserError, match="sequence of 9 is longer than the 8 positions"):
+    with pytest.raises(UserError, match="sequence of 9 is longer than this model's 8 positions"):
         short(tokens)
     with pytest.raises(UserError, match="reach 8; a capacity of 9 is beyond"):
         short.start(2, 9)
     _, state = short.step(tokens[:, :7], short.start(2, 8))
-    with pytest.raises(UserError, match="reach 8; position 8 is beyond"):
+    with pytest.raises(UserError, match="position 8 is beyond the model's 8 positions"):
         short.step(tokens[:, 7:], state)
     assert short.step(tokens[:, 7:8], state)[1].lengths.tolist() == [8, 8]
 
@@ -280,7 +280,7 @@ def test_batches(short):
         short(tokens, valid=left[:, :4])
     with pytest.raises(UserError, match=r"bool tensor of shape \(2, 5\)"):
         short(tokens, valid=left.long())
-    with pytest.raises(UserError, match="a state of 3 rows cannot go on with a batch of 2"):
+    with pytest.raises(UserError, match="a state of 3 rows cannot continue with a batch of 2"):
         short.step(tokens, state)
     with pytest.raises(UserError, match="two dimensions"):
         short(tokens[0])

@@ -31,13 +31,14 @@ print((held() - before) >> 10)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is asked of glibc alone")
 def test_what_is_freed_stays_until_it_is_given_back():
-    """Where the heap begins is random, and with it whether a last block fits: one of three processes will do."""
+    """Where the heap begins is random, and with it how many blocks fit where others were: in about half of all
+    processes most do, and one such will do. Where nothing stays, none do in any."""
 
     def run() -> list[int]:
         done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
         return list(map(int, done.stdout.split()))
 
-    for _ in range(3):
+    for _ in range(10):
         kept, asked, during, after, again, still, back = run()
         if again < 100:
             break

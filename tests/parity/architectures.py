@@ -282,7 +282,7 @@ def multiview_primitives(golden: Golden) -> list[Finding]:
         layers = [torch_layer(f"layers.{i}", f"{side}.{i}", width, attentions) for i in range(depth)]
         golden.load(stack, {ours: theirs for layer in layers for ours, theirs in layer.items()})
     source, target = golden.input("src"), golden.input("tgt")
-    x, _, views = encoder.forward_with_states(source, Context.begin(*source.shape[:2]), views=True)
+    x, _, views = encoder.forward_with_states(source, Context.begin(*source.shape[:2]), layer_outputs=True)
     memory = Memory(x, layer_outputs=views)
     whole, steps = {}, {}
     for name, chosen in c["view_maps"].items():

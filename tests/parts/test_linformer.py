@@ -70,7 +70,7 @@ def test_a_longer_sequence_is_refused():
     with pytest.raises(UserError, match="has 13 positions, and the input 14"):
         mixer(torch.randn(2, 14, WIDTH, dtype=torch.float64), Context.begin(2, 14))
     assert whole.limit == LENGTH
-    with pytest.raises(UserError, match="a sequence of 14 is longer than the 13 positions"):
+    with pytest.raises(UserError, match="a sequence of 14 is longer than this model's 13 positions"):
         whole(torch.zeros(2, 14, dtype=torch.long))
 
 

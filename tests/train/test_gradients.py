@@ -122,5 +122,5 @@ def test_a_loss_that_is_multiplied_by_more_is_not_learned_from():
     gradients = Gradients(list(model.parameters()))
     gradients.zero()
     tokens = torch.randint(50, (2, 5))
-    with accumulate.accumulate_into(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, and was by 1.0"):
+    with accumulate.accumulate_into(gradients, 0.5), pytest.raises(RuntimeError, match=r"by 0.5, but was by 1.0"):
         model(tokens, tokens, 0.0).backward()

@@ -208,7 +208,7 @@ from regard import machine
 from regard.cli import main
 from regard.train import workers, learner
 
-machine.SILENCE, machine.LOOK_EVERY, learner.MIN_WORK_FOR_WORKERS = 3.0, 0.1, 1
+machine.MAX_IDLE, machine.POLL_SECONDS, learner.MIN_WORK_FOR_WORKERS = 3.0, 0.1, 1
 scatter, steps = workers.Workers.scatter, iter(range(99))
 
 def given(self, *arguments):

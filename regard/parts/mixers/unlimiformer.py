@@ -102,5 +102,5 @@ class Unlimiformer(MultiHead):
         weights = self.attend.weights(masked_softmax(scores.masked_fill(scores < threshold, float("-inf"))))
         weights = F.dropout(weights, self.attend.dropout, self.training)
         y = weights @ v
-        extra = self.position.read(weights, mask.query_at[:, None, :, None], mask.key_at[:, None, None, :])
+        extra = self.position.output_bias(weights, mask.query_at[:, None, :, None], mask.key_at[:, None, None, :])
         return y if extra is None else y + extra
