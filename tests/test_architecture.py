@@ -1,5 +1,6 @@
 """docs/architecture.md is true: its paths exist, its picture shows the imports of today, a training and a prediction
-enter the files of its walks in that order, and a forward pass enters at most five files besides the parts."""
+enter the files of its walks in that order, and a forward pass enters at most five files besides the parts, what these
+are made of (bases, patterns), and the functions of tensors that they call (ops, native)."""
 
 import re
 import runpy

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Place, Position, UserError, part
+from regard.core import Place, Position, UserError
 from regard.ops.activation import relu_squared
 from regard.schema import name_of
+
+from .multihead import attention_position
 
 
 def laplace(x: Tensor) -> Tensor:
@@ -62,22 +64,17 @@ class Unit(nn.Module):
 
     @property
     def flops(self) -> int:
-        """Of its maps, for one position."""
+        """Return the flops of its linear layers per position."""
         return 2 * sum(linear.weight.numel() for linear in (self.into, self.base, self.out))
 
 
 def position_for(spec: Position | str | dict, place: Place | None, width: int, dim: int) -> Position:
-    """A position for one head of weights that are no softmax of a dot product: it may turn queries and keys, and add to
-    scores."""
-    if spec == "shared":
-        if place is None or place.position is None:
-            raise UserError("position = 'shared' needs a position in the enclosing stack")
-        position = place.position
-    else:
-        position = part(Position, spec, width=width, heads=1, dim=dim)
-    if position.acts("embed") or position.acts("output_bias") or position.needs_query:
+    """Return the position of a single head whose weights are not a softmax: it may rotate queries and keys, and add a
+    bias to scores."""
+    position = attention_position(spec, place, width=width, heads=1, dim=dim)
+    if position.acts("output_bias") or position.needs_query:
         raise UserError(
-            f"position '{name_of(position)}' does not fit a gated unit: take one that turns queries and keys (rotary) "
-            "or adds to scores (t5, alibi)"
+            f"position '{name_of(position)}' does not fit a gated unit: take one that rotates queries and keys "
+            "(rotary) or adds to scores (t5, alibi)"
         )
     return position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class MultiHead(Mixer[Cache | Source]):
             raise UserError(f"pattern '{self.pattern}' is for {self.pattern.heads} heads, and there are {heads}")
         if self.pattern.causal and self.pattern.fixed:
             _check_not_blind(self.pattern, 1)
-        self.position = _position(position, place, width=width, heads=heads, dim=self.dim)
+        self.position = attention_position(position, place, width=width, heads=heads, dim=self.dim)
         self.score = part(Score, score, dim=self.dim, heads=heads, kv_heads=self.kv_heads, width=width)
         if self.position.needs_query and not self.score.is_dot:
             raise UserError(
@@ -268,10 +268,7 @@ class MultiHead(Mixer[Cache | Source]):
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
         assert self.score.factor is not None
-        place = self.position
-        own = sorted((name, repr(value)) for name, value in vars(place).items() if not name.startswith("_"))
-        looks = id(place) if any(True for _ in place.children()) or self._position_learns else (type(place), tuple(own))
-        group = self.over, self.pattern, self.heads, looks
+        group = self.over, self.pattern, self.heads, self._position_key
         return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step, _follow, group)
 
     def _fused_step(self, x: Tensor, state: Cache | Source, context: Context) -> AttentionStep | None:
@@ -344,6 +341,15 @@ class MultiHead(Mixer[Cache | Source]):
         if self.score.factor is None:
             return "its score is not a scaled dot product"
         return "a module in it has a hook, or a method of its own" if inside_touched(self) else ""
+
+    @property
+    def _position_key(self) -> Hashable:
+        """Return a key that is equal for positions that give the same biases and rotations: of the same class with the
+        same settings. One that holds tensors or modules is equal to itself alone."""
+        position = self.position
+        if [*position.children(), *position.parameters(), *position.buffers()]:
+            return id(position)
+        return type(position), tuple(sorted((n, repr(v)) for n, v in vars(position).items() if not n.startswith("_")))
 
     @property
     def _position_learns(self) -> bool:
@@ -472,7 +478,8 @@ def _check_not_blind(pattern: Pattern, length: int, valid: Tensor | None = None)
         raise UserError(f"pattern '{pattern}' leaves position {lost} with nothing to see: add, say, '| window(1)'")
 
 
-def _position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:
+def attention_position(spec: Position | str | dict, place: Place | None, **inherited: int) -> Position:
+    """Return the position of an attention, from its name, its table, or the one that its stack shares."""
     if spec == "shared":
         if place is None or place.position is None:
             raise UserError("position = 'shared' needs a position in the enclosing stack")

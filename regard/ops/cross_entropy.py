@@ -1,7 +1,7 @@
 """Fused output projection, softmax and cross-entropy: the logits of all tokens never exist together.
 
-    loss = sum over rows of  (1 - s) (-log p[target]) + s mean over the vocabulary of (-log p),     p = softmax(x W^T +
-    b)
+    loss = sum over rows of  (1 - s) (-log p[target]) + s mean over the vocabulary of (-log p)
+    p    = softmax(x W^T + b)
 
 Rows are processed in chunks and the gradient is computed with the loss, so that a batch of 4,096 tokens over a
 vocabulary of 10,000 needs no 160 MB of logits, written and read several times.
@@ -45,8 +45,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
         dx = x.new_empty(x.shape) if wanted[0] else None
         ctx.loss_scale, accumulated = buffer_for(table) if wanted[1] else (1.0, None)
         ctx.is_accumulated = accumulated is not None
-        from_start = torch.empty_like if len(x) else torch.zeros_like  # the first chunk overwrites it
-        dtable = accumulated if accumulated is not None else from_start(table) if wanted[1] else None
+        new_like = torch.empty_like if len(x) else torch.zeros_like  # the first chunk overwrites it
+        dtable = accumulated if accumulated is not None else new_like(table) if wanted[1] else None
         dbias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
         nll, rights = x.new_zeros(()), x.new_zeros(())  # in base 2
         rows = _round_up(-(-len(x) // max(-(-len(x) // MAX_ROWS), 1)), TILE)  # about equal chunks

@@ -45,9 +45,9 @@ def delta(
         if size > 1:  # one position alone has nothing before it to solve for
             lower = (k * beta @ k.mT).tril(-1)
             both = torch.linalg.solve_triangular(lower, both, upper=False, unitriangular=True)
-        from_start, recalled = both.split((v.shape[-1], k.shape[-1]), -1)
+        from_zero_state, recalled = both.split((v.shape[-1], k.shape[-1]), -1)
         begins, written = [], []
-        for one, two, keys in zip(from_start.unbind(2), recalled.unbind(2), k.unbind(2), strict=True):
+        for one, two, keys in zip(from_zero_state.unbind(2), recalled.unbind(2), k.unbind(2), strict=True):
             begins.append(state)
             written.append(one - two @ state)
             state = state + keys.mT @ written[-1]

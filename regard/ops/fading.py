@@ -18,8 +18,8 @@ every query. Computed in chunks, so that time and memory are linear in the lengt
 
 For a normalizer, o_t = q_t S_t / q_t z_t with z_t the sum of keys, give v one more channel that is 1 everywhere:
 `with_ones(v)`. The last channel of y is then q_t z_t, and the last column of the state is z_t. Since y has the dtype of
-q, and such sums leave the range of half precision, convert q first: `q.to(accumulation_dtype(q.dtype))`. `flops` is the
-                                                                     cost.
+q, and such sums leave the range of half precision, convert q first: `q.to(accumulation_dtype(q.dtype))`. `flops`
+returns the cost.
 
 Within a chunk the weights q_i k_j exp(decay_(j+1) + ... + decay_i) are computed block by block, two neighbors merged
 into one of twice the size: q is decayed from the boundary to itself, k from itself to the boundary,

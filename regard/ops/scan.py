@@ -4,8 +4,9 @@
     max_scan  m_t = max(x_t, m_(t-1) + gate_t)
 
 The sequence is split into about sqrt(n) blocks of sqrt(n) positions. All blocks are scanned in parallel, then the block
-ends are scanned, then added to each block: 2 sqrt(n) sequential operations and three passes over the data. Blelloch
-                                            1990, "Prefix sums and their applications".
+ends are scanned, then added to each block: 2 sqrt(n) sequential operations and three passes over the data.
+
+Blelloch 1990, "Prefix sums and their applications".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.core import select
+from regard.core import Position, select
 from regard.decode.session import Session
 from regard.native import build, decode
 from regard.ops import dispatch
@@ -44,6 +44,27 @@ def taken(model, monkeypatch=None, steps=7, between=lambda at, state: state, row
             one, state = stepper.step(tokens[: len(state.lengths), at : at + 1], state)
             scores.append(one.flatten())
     return torch.cat(scores), calls
+
+
+class Slope(Position):
+    """A bias whose slope is a buffer."""
+
+    def __init__(self, slope):
+        super().__init__()
+        self.register_buffer("slope", torch.tensor(slope))
+
+    def bias(self, query_at, key_at, q):
+        return (self.slope * (key_at - query_at)).to(q.dtype)
+
+
+def test_positions_with_buffers_of_their_own_are_told_apart(monkeypatch):
+    torch.manual_seed(1)
+    model = regard.build("alibi", size="tiny", vocab=61).eval().double()
+    for index, layer in enumerate(model.stack.layers):
+        layer.branches["mixer"].position = Slope(0.5 * index).eval()
+    found, calls = taken(model, monkeypatch)
+    assert calls
+    near(found, taken(model, fused=False)[0])
 
 
 WHOLE = ["transformer", "transformer-preln", "gpt2", "bloom", "mpt", "bart", "llama", "mistral", "qwen", "rotary"]

@@ -147,12 +147,12 @@ def test_beyond_the_limit_is_refused(name, index):
     tokens = torch.zeros(2, limit, dtype=torch.long)
     with torch.no_grad():
         one(tokens)
-        with pytest.raises(UserError, match=f"a sequence of {limit + 1} is longer than the {limit} positions"):
+        with pytest.raises(UserError, match=f"a sequence of {limit + 1} is longer than this model's {limit} positions"):
             one(torch.zeros(2, limit + 1, dtype=torch.long))
         with pytest.raises(UserError, match=f"positions reach {limit}; a capacity of {limit + 1}"):
             one.start(2, limit + 1)
         _, state = one.step(tokens, one.start(2, limit))
-        with pytest.raises(UserError, match=f"positions reach {limit}; position {limit} is beyond"):
+        with pytest.raises(UserError, match=f"position {limit} is beyond the model.s {limit} positions"):
             one.step(tokens[:, :1], state)
 
 

@@ -167,7 +167,7 @@ def test_both_adds_and_turns():
         ({"part": "gau", "weights": "softmx"}, "unknown weights 'softmx'.*did you mean 'softmax'"),
         ({"part": "gau", "length": 0}, "length must be at least 1"),
         ({"part": "gau", "position": "shaw"}, "position 'shaw' does not fit a gated unit"),
-        ({"part": "gau", "position": "sinusoidal"}, "position 'sinusoidal' does not fit a gated unit"),
+        ({"part": "gau", "position": "sinusoidal"}, "position 'sinusoidal' acts on token vectors"),
         ({"part": "gau", "position": "shared"}, "needs a position in the enclosing stack"),
         ({"part": "flash", "chunk": 0}, "chunk must be at least 1"),
         ({"part": "flash", "weights": "softmax"}, "unknown weights 'softmax'"),

@@ -17,8 +17,7 @@ from regard.ops.linear import linear
 
 class Vocabulary(Head):
     """bias:    a learned bias per token.
-    hidden:     channels of a linear layer with activation and norm transform the logits, as in BERT; None: there is
-                none.
+    hidden:     width of a linear layer with activation and norm before the table, as in BERT; None: there is none.
     activation: activation of that layer.
     norm:       norm of that layer.
     scale:      factor on the logits; "width": 1 / sqrt(width), as in T5 with tied embeddings.

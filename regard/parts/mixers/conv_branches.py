@@ -70,8 +70,7 @@ class Convolution(nn.Module):
 
 class ConvBranches(Mixer[Recent]):
     """left, right, last: the convolutions, each a table { size, times, separable, activation }: kernel size, output
-                          channels as
-                       a multiple of the width, whether it is separable, and the activation.
+                       channels as a multiple of the width, whether it is separable, and the activation.
     causal:            the convolutions see earlier positions only; otherwise both sides, and it does not step.
     norm:              norm on the sum of left and right.
     hidden_dropout:    dropout on the outputs of left and right.
