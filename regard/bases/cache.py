@@ -37,16 +37,17 @@ class Cache(NamedTuple):
         keys, values = (_rows_of(tensor, rows, keep) for tensor in own[:2])
         return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
 
-    def reorder(self, rows: Tensor) -> Cache:
-        """Return `select(rows)` without copying: `row_owner` records which row holds each slot."""
+    def reorder(self, rows: Tensor, shared: dict) -> Cache:
+        """Return `select(rows)` without copying: `row_owner` records which row holds each slot. Layers that had `at` and
+        `row_owner` in common have so after it: `shared` holds those of the layers before."""
         unless = "there are more rows than before" if len(rows) > len(self.keys) else ""
         if inference_kernels(self.keys, op="cache reorder", unless=unless) is None:
             return self.select(rows)
-        if self.row_owner is None:
-            return Cache(
-                self.keys, self.values, self.at[rows], rows[:, None].expand(-1, self.capacity + 1).contiguous()
-            )
-        return Cache(self.keys, self.values, self.at[rows], self.row_owner[rows])
+        key = id(self.at), id(self.row_owner)
+        if key not in shared:
+            before = rows[:, None].expand(-1, self.capacity + 1).contiguous() if self.row_owner is None else None
+            shared[key] = self.at[rows], self.row_owner[rows] if before is None else before  # type: ignore[index]
+        return Cache(self.keys, self.values, *shared[key])
 
     def materialize(self) -> Cache:
         """Return the cache with all slots copied into their own rows."""
@@ -90,6 +91,14 @@ class Source(NamedTuple):
 
     def select(self, rows: Tensor) -> Source:
         return self._replace(rows=self.rows[rows])
+
+    def reorder(self, rows: Tensor, shared: dict) -> Source:
+        """Return `select(rows)`: this very state where no row gets another source, as for the beams of a sentence."""
+        key = id(self.rows)
+        if key not in shared:
+            new = self.rows[rows]
+            shared[key] = None if torch.equal(new, self.rows) else new
+        return self if shared[key] is None else self._replace(rows=shared[key])
 
     @staticmethod
     def join(sources: Sequence[Source]) -> Source:

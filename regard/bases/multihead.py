@@ -369,8 +369,10 @@ class MultiHead(Mixer[Cache | Source]):
         bias = self.position.bias(mask.query_at[:, None, :, None], mask.key_at[:, None, None, :], x)
         return mask.as_attn_mask(self.heads, bias, x.dtype)
 
-    def reorder(self, state: Cache | Source, rows: Tensor) -> Cache | Source:
-        return state.reorder(rows) if isinstance(state, Cache) and self._can_share_rows else select(state, rows)
+    def reorder(self, state: Cache | Source, rows: Tensor, shared: dict) -> Cache | Source:
+        if isinstance(state, Source) or self._can_share_rows:
+            return state.reorder(rows, shared)
+        return select(state, rows)
 
     @property
     def _can_share_rows(self) -> bool:

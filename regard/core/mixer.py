@@ -92,8 +92,9 @@ class Mixer(Steps, Generic[S]):
         """Return whether a state of `begin` positions is still intact after its buffers were written up to `end`."""
         return True
 
-    def reorder(self, state: S, rows: Tensor) -> S:
-        """Return `select(state, rows)`, and give `state` up, so that a mixer need not copy it."""
+    def reorder(self, state: S, rows: Tensor, shared: dict) -> S:
+        """Return `select(state, rows)`, and give `state` up, so that a mixer need not copy it. shared: what the layers
+        of a stack found out for the same rows, for mixers that can use it again."""
         return select(state, rows)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

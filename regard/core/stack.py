@@ -308,8 +308,9 @@ class Stack(Steps):
 
     def reorder(self, state: tuple, rows: Tensor) -> tuple:
         """Return `select(state, rows)`, and give `state` up."""
+        shared: dict = {}
         return tuple(
-            tuple(mixer.reorder(own, rows) for mixer, own in zip(layer.mixers, part_state, strict=True))
+            tuple(mixer.reorder(own, rows, shared) for mixer, own in zip(layer.mixers, part_state, strict=True))
             for layer, part_state in zip(self._layers, state, strict=True)
         )
 

@@ -65,7 +65,15 @@ class Session:
         return hooked(self.model)
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> State:
+        self.forget_buffers()
         return self.model.start(batch, capacity, memory=memory)
+
+    def forget_buffers(self) -> None:
+        """Let go of the states of the last search, and of packed copies of weights, which may be changed before the
+        next one without a sign (`.data`, fused optimizers). What was compiled is kept."""
+        self._why_never_fused = ""
+        if self._fused is not None:
+            self._fused.forget_buffers()
 
     def step(
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
@@ -100,7 +108,7 @@ class Session:
         kernels = inference_kernels(x)
         if kernels is None:
             return why_no_kernels(x)
-        if self._fused is None or not self._fused.is_current(x):
+        if self._fused is None or not self._fused.is_current(self.model.stack, x):
             compiled = FusedStack.compile(self.model.stack, x)
             if isinstance(compiled, str):
                 self._fused, self._why_never_fused = None, compiled  # what cannot be fused once is not tried again
@@ -122,7 +130,7 @@ class FusedStack:
     ):
         """declared, norms: for every branch of every layer in turn, its description and the norms around it."""
         self.declared, self.norms, self.last_norm, self.dtype = declared, norms, last_norm, x.dtype
-        self.snapshot = Snapshot(modules)
+        self.stack, self.snapshot = modules[0], Snapshot(modules)
         self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
         self.program: Program | None = None
         self.planned: list[AttentionStep | None] = []  # the steps that the program was made for
@@ -155,8 +163,12 @@ class FusedStack:
         end = _norms([stack.norm], x)
         return end if isinstance(end, str) else cls(modules, every, norms, end[0], x)
 
-    def is_current(self, x: Tensor) -> bool:
-        return self.dtype == x.dtype and self.snapshot.holds()
+    def forget_buffers(self) -> None:
+        self.linears = {key: params for key, params in self.linears.items() if not key[1]}
+        self.program, self.planned = None, []
+
+    def is_current(self, stack: Stack, x: Tensor) -> bool:
+        return self.stack is stack and self.dtype == x.dtype and self.snapshot.holds()
 
     def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
         """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it; or

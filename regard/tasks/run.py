@@ -8,11 +8,13 @@ for piece in run.stream("once upon a time"): print(piece, end="")
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ from regard.decode import DecodeConfig, Hypothesis, Request, search, stream
 from regard.decode.align import cross_attention
 from regard.decode.config import DEFAULT_SAMPLING, sampling
 from regard.decode.rules import compose, merge_ends, suppress
+from regard.decode.sample import Seeds
+from regard.decode.session import Session
 from regard.decode.shortlist import FILE, Shortlist, ShortlistedModel
 from regard.decode.workers import run_parallel
 from regard.machine import forks, is_tuned
@@ -38,6 +42,8 @@ LOGIT_BYTES = 16  # bytes per token of the vocabulary while the logits of a row 
 MAX_SOURCE_TOKENS = 10_000  # by default
 MAX_NEW_TOKENS = 200  # after a prompt, by default
 REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are not (yet) a whole character
+
+_SESSIONS: WeakKeyDictionary[Run, threading.local] = WeakKeyDictionary()  # of each run, one for every thread
 
 
 class Alignment(NamedTuple):
@@ -336,12 +342,27 @@ class Run:
         if config.shortlist:
             found = self._search_shortlist(coded, request, config)
         else:
-            found = search(self.model, request, config, self._seeds(coded, config), guesses)
+            found = self._search(request, config, self._seeds(coded, config), guesses)
         alignments = iter(self._alignments(coded, request, found) if attention else ())
         return [
             [self._prediction(one, answer, next(alignments, None)) for answer in answers]
             for one, answers in zip(coded, found, strict=True)
         ]
+
+    def _search(
+        self, request: Request, config: DecodeConfig, seeds: Seeds | None, draft: Model | None
+    ) -> list[list[Hypothesis]]:
+        """Search with the session of this thread, so that the fused step is compiled once and not for every call."""
+        if not isinstance(self.model, Model):
+            return search(self.model, request, config, seeds, draft)
+        threads = _SESSIONS.setdefault(self, threading.local())
+        own: Session | None = getattr(threads, "session", None)
+        if own is None or own.model is not self.model:
+            own = threads.session = Session(self.model)
+        try:
+            return search(own, request, config, seeds, draft)
+        finally:
+            own.forget_buffers()
 
     def _search_shortlist(
         self, coded: list[EncodedInput], request: Request, config: DecodeConfig

@@ -127,7 +127,7 @@ class Subject:
     def reorder(self, state: State, rows: Tensor) -> State:
         if self.is_model:
             return self.module.reorder(state, rows)  # type: ignore[operator,union-attr]
-        return State.of_new_buffers(state.lengths[rows], self.module.reorder(state.layers, rows))  # type: ignore[operator,union-attr]
+        return State.of_new_buffers(state.lengths[rows], self.module.reorder(state.layers, rows, {}))  # type: ignore[operator,union-attr]
 
 
 def max_difference(one: Tensor, two: Tensor) -> float:
