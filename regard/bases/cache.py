@@ -38,8 +38,8 @@ class Cache(NamedTuple):
         return Cache(keys, values, own.at[:, :keep].index_select(0, rows))
 
     def reorder(self, rows: Tensor, shared: dict) -> Cache:
-        """Return `select(rows)` without copying: `row_owner` records which row holds each slot. Layers that had `at` and
-        `row_owner` in common have so after it: `shared` holds those of the layers before."""
+        """Return `select(rows)` without copying: `row_owner` records which row holds each slot. Layers with the same
+        `at` and `row_owner` keep them in common: `shared` holds those of the layers before."""
         unless = "there are more rows than before" if len(rows) > len(self.keys) else ""
         if inference_kernels(self.keys, op="cache reorder", unless=unless) is None:
             return self.select(rows)
