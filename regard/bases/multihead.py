@@ -370,7 +370,7 @@ class MultiHead(Mixer[Cache | Source]):
         return mask.as_attn_mask(self.heads, bias, x.dtype)
 
     def reorder(self, state: Cache | Source, rows: Tensor, shared: dict) -> Cache | Source:
-        if isinstance(state, Source) or self._can_share_rows:
+        if isinstance(state, Source) or (isinstance(state, Cache) and self._can_share_rows):
             return state.reorder(rows, shared)
         return select(state, rows)
 

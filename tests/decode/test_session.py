@@ -153,3 +153,26 @@ def test_the_laws_hold_without_them(name, monkeypatch):
     model = regard.build(name, size="tiny", vocab=61).eval()
     for finding in laws.check(model, without=["edited"]):  # which compares with them
         assert finding.holds, f"{finding.law}: {finding.worst:.2e}"
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_weights_changed_without_a_sign_count_from_the_next_start(rows):
+    """`.data` and fused optimizers tell no version: a session that is used again packs weights anew."""
+    torch.manual_seed(1)
+    model = regard.build("gpt2", size="tiny", vocab=61).eval()
+    tokens, session = torch.randint(61, (rows, 5)), Session(model)
+
+    def steps(stepper):
+        state, found = stepper.start(rows, 5), []
+        for at in range(5):
+            y, state = stepper.step(tokens[:, at : at + 1], state)
+            found.append(y)
+        return torch.cat(found, 1)
+
+    with torch.no_grad():
+        before = steps(session)
+        for parameter in model.parameters():
+            parameter.data.mul_(1.5)
+        found = steps(session)
+        near(found, steps(model))
+    assert float((found - before).abs().max()) > 0.1
