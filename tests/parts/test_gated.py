@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import regard
 from regard.core import Context, Mixer, Position, UserError, part, state_bytes
 from regard.parts.mixers import gau as gau_file
 from regard.parts.mixers.flash import Flash
@@ -190,3 +191,13 @@ def test_what_cannot_be_done_is_told():
 def test_too_small_a_state_grows():
     mixer, x, context = Gau(10, dim=4), torch.randn(2, 13, 10), Context.begin(2, 13)
     torch.testing.assert_close(mixer.step(x, mixer.start(context, 2), context)[0], mixer(x, context))
+
+
+def test_layers_that_share_a_position_keep_their_own_weights_of_it():
+    """As attention does: FLOATER shares the flow between layers, and each layer has a start of its own."""
+    layer = {"mixer": {"part": "gau", "position": "shared", "dim": 16}, "wiring": "pre"}
+    model = {"kind": "decoder", "width": 16, "heads": 1, "depth": 2, "position": {"part": "floater", "step": 4}}
+    made = regard.build({"model": model | {"layer": [layer]}, "vocab": 31})
+    one, two = (layer.branches["mixer"].position for layer in made.stack.layers)
+    assert one is not two
+    assert one.flow is two.flow
