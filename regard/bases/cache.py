@@ -45,8 +45,8 @@ class Cache(NamedTuple):
             return self.select(rows)
         key = id(self.at), id(self.row_owner)
         if key not in shared:
-            before = rows[:, None].expand(-1, self.capacity + 1).contiguous() if self.row_owner is None else None
-            shared[key] = self.at[rows], self.row_owner[rows] if before is None else before  # type: ignore[index]
+            own = rows[:, None].expand(-1, self.capacity + 1).contiguous()
+            shared[key] = self.at[rows], own if self.row_owner is None else self.row_owner[rows]
         return Cache(self.keys, self.values, *shared[key])
 
     def materialize(self) -> Cache:
