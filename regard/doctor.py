@@ -73,12 +73,22 @@ def _advice(machine: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
     said = []
     if not kernels["compiled"]:
         said.append(f"Decoding and training on this CPU are slower than they could be: {kernels['why not']}.")
-    threads = torch.get_num_threads()
-    if threads < machine["cores"]:
+    threads, busy = torch.get_num_threads(), _load()
+    if busy >= machine["cores"] / 2 and threads > 1:
+        said.append(
+            f"Other programs keep about {busy:.1f} of {machine['cores']} cores busy, and threads wait for each other: "
+            f"--threads {max(machine['cores'] - round(busy), 1)} is faster until they end."
+        )
+    elif threads < machine["cores"]:
         said.append(f"torch uses {threads} of {machine['cores']} cores: say --threads {machine['cores']}.")
     if machine["accelerators"]:
         said.append(f"Say --device {machine['accelerators'][0]} to train and decode there.")
     return said
+
+
+def _load() -> float:
+    """Return how many cores were busy in the last minute, this process not counted."""
+    return max(os.getloadavg()[0] - 1, 0.0) if hasattr(os, "getloadavg") else 0.0
 
 
 def _cores() -> int:

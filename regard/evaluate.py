@@ -32,6 +32,7 @@ from regard.tasks.dev import LOSS_METRICS, group_references, windows
 from regard.tasks.nodes import NodeClassifier
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
+from regard.tasks.translate_parallel import ParallelTranslator
 
 BUDGET = 8192  # tokens of a batch
 CHUNK = 1024  # texts that are tokenized at a time to check that nothing is lost
@@ -72,7 +73,11 @@ def evaluate(
         return run.evaluate(lines, run.metrics if metrics is None else metrics)
     from_loss = (*LOSS_METRICS, *measures.BITS)
     known = (
-        run.metrics if isinstance(run, Reader) else (*LOSS_METRICS, *measures.TEXT_METRICS) if run.pairs else from_loss
+        run.metrics
+        if isinstance(run, Reader | ParallelTranslator)
+        else (*LOSS_METRICS, *measures.TEXT_METRICS)
+        if run.pairs
+        else from_loss
     )
     names = list(run.metrics if metrics is None else metrics)
     measures.check(names, known)

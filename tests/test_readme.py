@@ -33,14 +33,22 @@ def test_links_lead_somewhere(text):
     assert [one or two for one, two in links if not (ROOT / (one or two)).exists()] == []
 
 
-@pytest.mark.parametrize("text", [README, CHINESE], ids=["README.md", "README.zh.md"])
-def test_commands_run(text, tmp_path, monkeypatch, capsys):
+def commands_in(text: str) -> list[str]:
+    """The commands of a page, without comments; those that bring weights are in test_weights_page.py."""
+    text = text.partition("## Bring your weights")[0]
+    return re.findall(r"^(?:echo .*\| )?\.venv/bin/(regard .+?)(?:\s+#.*)?$", text, re.M)
+
+
+def test_the_chinese_page_has_the_same_commands():
+    assert commands_in(CHINESE) == commands_in(README)
+
+
+def test_commands_run(tmp_path, monkeypatch, capsys):
     """The training commands of the page, on a small file, with a small model and few steps."""
     monkeypatch.chdir(tmp_path)
     rows = [f"{a} {b}\t{b} {a}" for a in "abcdefgh" for b in "ijklmnop"]
     Path("pairs.tsv").write_text("source\ttarget\n" + "\n".join(rows) + "\n")
-    text = text.partition("## Bring your weights")[0]  # the rest: test_weights_page.py
-    commands = re.findall(r"^(?:echo .*\| )?\.venv/bin/(regard .+?)(?:\s+#.*)?$", text, re.M)
+    commands = commands_in(README)
     assert [command.split()[1] for command in commands] == [
         "train",
         "predict",

@@ -312,8 +312,13 @@ class MultiHead(Mixer[Cache | Source]):
         """Return the state, materialized unless keys of other rows can be read, and the result of `_place` for it."""
         state = state if state.row_owner is None or self._reads_shared_rows(x, context) else state.materialize()
         # Layers with the same pattern and history put their keys into the same slots.
-        which = ("step", self.pattern, state.capacity, state.row_owner is None)
-        return state, *context.cached(which, lambda: self._place(state, context))
+        known = context.cached(("step", self.pattern, state.capacity), list)
+        for at, row_owner, placed in known:
+            if _same(at, state.at) and _same(row_owner, state.row_owner):
+                return state, *placed
+        placed = self._place(state, context)
+        known.append((state.at, state.row_owner, placed))
+        return state, *placed
 
     def _step(self, x: Tensor, state: Cache, context: Context) -> tuple[Tensor, Cache]:
         state, slot, at, mask = self._placed(x, state, context)
@@ -453,6 +458,11 @@ class MultiHead(Mixer[Cache | Source]):
         for m in (self.v, self.out):
             if isinstance(m, nn.Linear):
                 yield m.weight
+
+
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    """Return whether two tables hold the same."""
+    return one is two or (one is not None and two is not None and torch.equal(one, two))
 
 
 def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -> AttentionStep | None:

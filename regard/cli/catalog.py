@@ -56,7 +56,7 @@ def systems(
         table.add_row(row["name"], str(row["year"] or ""), row["idea"], names, counts)
     console = Console()
     console.print(table)
-    console.print(f"* the default. Parameters are at a parse_vocab of {VOCAB:,} unless a recipe has its own.")
+    console.print(f"* the default. Parameters are for a vocabulary of {VOCAB:,} unless a recipe has its own.")
     console.print("regard show NAME draws one, with its costs and its paper.")
 
 

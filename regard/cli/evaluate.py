@@ -21,10 +21,13 @@ from .predict import (
     EarlyStopping,
     Ensemble,
     Int8,
+    Iterations,
+    LengthBeam,
     LengthPenalty,
     MaxNewTokens,
     RunFolder,
     Shortlist,
+    Strategy,
     decode_config,
     open_run,
 )  # fmt: skip
@@ -54,6 +57,9 @@ def evaluate(
     length_penalty: LengthPenalty = None,
     early_stopping: EarlyStopping = None,
     max_new_tokens: MaxNewTokens = None,
+    strategy: Strategy = None,
+    iterations: Iterations = None,
+    length_beam: LengthBeam = None,
     memory: Annotated[
         int | None, typer.Option(help="Earlier positions that a language model may attend to; 0: none.")
     ] = None,
@@ -72,7 +78,8 @@ def evaluate(
     loaded = open_run(run, device, parts, int8, ensemble)
     config = decode_config(
         loaded, {}, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping,
-        max_new_tokens=max_new_tokens, shortlist=shortlist or None,
+        max_new_tokens=max_new_tokens, shortlist=shortlist or None, strategy=strategy, iterations=iterations,
+        length_beam=length_beam,
     )  # fmt: skip
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
     if memory is not None and hasattr(loaded, "evaluate"):

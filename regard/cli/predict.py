@@ -16,6 +16,7 @@ from regard.errors import UserError, printable
 from .app import Parts, Threads, add_parts, app, dump
 
 DECODING = "How to decode"
+PARALLEL = "Decoders that write all tokens at once"
 VECTORS = "Vectors of texts"
 MEDIA = "Pictures and recordings"
 READ_AHEAD = 4096  # texts to read ahead, so that texts of similar length share a batch
@@ -37,6 +38,19 @@ EarlyStopping = Annotated[
 MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Most tokens of an answer.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="8-bit weights: faster on a CPU, less exact.")]
+
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="parallel|mask_predict|...",
+        rich_help_panel=PARALLEL,
+        help="How the canvas is filled; see decode.strategy.",
+    ),
+]
+Iterations = Annotated[
+    int | None, typer.Option(rich_help_panel=PARALLEL, help="The most passes of mask_predict and edit.")
+]
+LengthBeam = Annotated[int | None, typer.Option(rich_help_panel=PARALLEL, help="Lengths that are tried side by side.")]
 
 Ensemble = Annotated[
     list[Path] | None,
@@ -81,6 +95,9 @@ def predict(
     draft_model: Annotated[
         Path | None, typer.Option(metavar="RUN", rich_help_panel=DECODING, help="A smaller run that drafts tokens.")
     ] = None,
+    strategy: Strategy = None,
+    iterations: Iterations = None,
+    length_beam: LengthBeam = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", rich_help_panel=DECODING, help="Shorten inputs that are too long.")
     ] = False,
@@ -146,7 +163,7 @@ def predict(
         loaded, own, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping, num_return=num_return,
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
         seed=seed, max_new_tokens=max_new_tokens, truncate=truncate or None, speculate=speculate,
-        shortlist=shortlist or None,
+        shortlist=shortlist or None, strategy=strategy, iterations=iterations, length_beam=length_beam,
     )  # fmt: skip
     if seed is not None and not config.samples:
         raise UserError("--seed is for answers that are drawn at random: say --temperature as well, such as 0.8")

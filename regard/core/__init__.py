@@ -6,6 +6,7 @@ from regard.schema import add_folder, find, part
 
 from .context import Context, Memory, Tap, losses, watch
 from .contracts import Dropout, Embed, Head, Norm, Position, Score
+from .length import BLANK, Canvases, Length, source_lengths
 from .mixer import Cost, Empty, Growth, Mixer, Pointwise, join, select, state_bytes
 from .model import Model
 from .passes import Pass
@@ -15,8 +16,8 @@ from .state import State
 from .towers import Towers, models_in
 
 __all__ = [
-    "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Memory", "Mixer", "Model", "Norm",
-    "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap", "Towers", "UserError",
-    "Wiring", "add_folder", "build", "find", "join", "load", "losses", "models_in", "part", "restore", "save",
-    "select", "state_bytes", "watch",
+    "BLANK", "Canvases", "Context", "Cost", "Dropout", "Embed", "Empty", "Growth", "Head", "Layer", "Length", "Memory",
+    "Mixer", "Model", "Norm", "Pass", "Pattern", "Place", "Pointwise", "Position", "Score", "Stack", "State", "Tap",
+    "Towers", "UserError", "Wiring", "add_folder", "build", "find", "join", "load", "losses", "models_in", "part",
+    "restore", "save", "select", "source_lengths", "state_bytes", "watch",
 ]  # fmt: skip

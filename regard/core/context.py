@@ -33,6 +33,8 @@ class Memory(NamedTuple):
     valid: Tensor | None = None  # (batch, source), True for real columns; None: all are real
     final_states: tuple = ()  # of the encoder's recurrent mixers, in order
     layer_outputs: tuple[Tensor, ...] = ()  # one per encoder layer, only where a mixer uses them
+    embedded: tuple[Tensor, ...] = ()  # source vectors without and with positions, where a canvas copies them
+    copies: Tensor | None = None  # (batch, source) how many positions of a canvas are copies of each source position
 
 
 @dataclass

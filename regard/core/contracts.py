@@ -154,12 +154,14 @@ class Embed(nn.Module):
     table:    the matrix (vocab, dim) that a tied head or another embed may share; None: there is none.
     reads:    the kind of input: text, images, ...
     whole_words: it works best with tokens that are whole words.
+    copies_source: it reads `Memory.embedded`, the source vectors.
     """
 
     folder: ClassVar[tuple[str, ...]] = ("embeds",)
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     reads: ClassVar[str] = "text"
     whole_words: ClassVar[bool] = False
+    copies_source: bool = False
     table: nn.Parameter | None
 
     def __init__(
@@ -182,6 +184,11 @@ class Embed(nn.Module):
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """Return the vectors (batch, time, dim) of tokens before the position is applied, for a canvas that copies
+        them; only embeds of tokens can."""
+        raise UserError(f"embed '{name_of(self)}' has no token vectors that a canvas could copy")
 
     def random_input(self, batch: int, time: int) -> Tensor:
         """Return a random input of the right kind, for tests."""

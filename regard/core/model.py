@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, nearest
-from regard.ops.dispatch import hooked
+from regard.ops.dispatch import hooked, touched
 from regard.ops.linear import linear
 from regard.pattern.algebra import Pattern
 from regard.schema import make, part
 
 from .context import Call, Context, Memory, check_valid
 from .contracts import Embed, Head, Norm, Position
+from .length import Length
 from .mixer import Cost, Mixer, same_layout
 from .passes import Pass
 from .stack import Place, Stack
@@ -36,6 +37,8 @@ class Model(nn.Module):
     encoder, decoder: tables for a Stack (depth, layer, norm, ...) when there are two; otherwise these keys are in
              [model] itself.
     dropout: inherited by the embeds and the wirings.
+    length:  makes the decoder of an encoder-decoder parallel: it writes all tokens at once, and this part decides how
+             many there are. None: it is autoregressive.
     passes:  change the model once it is built, in this order: names or tables, such as bitnet.
     """
 
@@ -57,6 +60,7 @@ class Model(nn.Module):
         encoder: dict | None = None,
         decoder: dict | None = None,
         passes: list | None = None,
+        length: Length | str | dict | None = None,
     ):
         super().__init__()
         if kind not in KINDS:
@@ -93,7 +97,7 @@ class Model(nn.Module):
             place = Place(side, depths["encoder"], depths["decoder"], memory)
             try:
                 stack = make(Stack, tables[side], inherited | {"place": place}, side)
-                if side == "decoder":
+                if side == "decoder" and length is None:
                     stack.check_streams()
                 return stack
             except UserError as error:
@@ -106,8 +110,11 @@ class Model(nn.Module):
             "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
         )
         self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
-        if kind != "encoder" and not self.head.streams:
+        if kind != "encoder" and length is None and not self.head.streams:
             raise UserError("looks ahead, and a decoder must not: choose another head, or kind 'encoder'", ("head",))
+        if length is not None and kind != "encoder-decoder":
+            raise UserError(f"a length is for an encoder-decoder that writes all tokens at once, not a {kind}")
+        self.length = None if length is None else part(Length, length, width=self.encoder.width)  # type: ignore[union-attr]
         self._tie(tie)
         for index, spec in enumerate(passes or []):
             try:
@@ -136,6 +143,11 @@ class Model(nn.Module):
         """The longest source that the encoder's positions allow; None: any."""
         return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the decoder writes all tokens at once."""
+        return self.length is not None
+
     def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """source (batch, source time) -> the memory for cross-attention."""
         if self.encoder is None or self.source_embed is None:
@@ -144,7 +156,13 @@ class Model(nn.Module):
         context = self._context(extent, source.device, valid, segments, None, None, self.source_limit)
         wanted = any(m.uses_layer_outputs for m in self.stack.modules() if isinstance(m, Mixer))
         x, states, outputs = self.encoder.forward_with_states(self.source_embed(source, context), context, wanted)
-        return Memory(x, valid, states, outputs)
+        vectors = self.source_embed.vectors(source) if self.embed.copies_source else None
+        embedded = (
+            () if vectors is None else (vectors, self.source_embed.position.embed(vectors, context.positions[:1]))
+        )
+        memory = Memory(x, valid, states, outputs, embedded)
+        copies = None if self.length is None else self.length.candidates(memory, 1).copies
+        return memory if copies is None else memory._replace(copies=copies[:, 0])
 
     def forward(
         self,
@@ -219,17 +237,14 @@ class Model(nn.Module):
     def reorder(self, state: State, rows: Tensor) -> State:
         """Return `select(state, rows)`, and give `state` up: what beam search does after every step."""
         state = self._with_free_buffers(state)
+        reordered = state.of_rows(rows, self.stack.reorder(state.layers, rows))
         state.version.history.given_up = True
-        return state.of_rows(rows, self.stack.reorder(state.layers, rows))
+        return reordered
 
     def _with_free_buffers(self, state: State) -> State:
         """Return the state, or a copy, whose buffers may be written without harm to other states."""
         version, history = state.version, state.version.history
-        if history.given_up:
-            raise UserError(
-                "this state, or one that shares its buffers, was given up to `reorder`: continue from what that "
-                "returned, or use `select`"
-            )
+        version.check_not_given_up()
         if state.lengths.is_inference() and not torch.is_inference_mode_enabled():
             state = state.outside_inference()
             version = state.version
@@ -261,6 +276,11 @@ class Model(nn.Module):
         table, bias = table[tokens], None if bias is None else bias[tokens]
         return lambda x: linear(before(x), table, bias)
 
+    @property
+    def is_head_touched(self) -> bool:
+        """Whether the head is hooked, or it or `logits` is replaced, so that logits are more than a product."""
+        return "logits" in vars(self) or any(map(touched, self.head.modules()))
+
     def output_projection(self) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None] | None:
         """Return `before`, table (vocab, n) and bias (vocab,) where `logits(x)` is before(x) table^T + bias; None where
         it is not."""
@@ -268,6 +288,8 @@ class Model(nn.Module):
         def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
             return self.head.linear(x[:, None], Context.begin(len(x), 1, x.device))
 
+        if self.is_head_touched:
+            return None
         found = parts(next(self.parameters()).new_zeros(1, self.stack.width))
         if found is None:
             return None
@@ -298,17 +320,18 @@ class Model(nn.Module):
             return self.embed(tokens, context).new_zeros(batch, 0, self.stack.width), context, state
         if self.limit is not None and context.last_position >= self.limit:
             raise UserError(f"position {context.last_position} is beyond the model's {self.limit} positions")
-        state = self._with_free_buffers(state)
+        state, x = self._with_free_buffers(state), self.embed(tokens, context)
+        lengths = state.lengths + context.lengths
+        version = state.version.after(lengths)  # also where the step fails, when some layers have written already
         try:
-            x, layers = (step_stack or self.stack.step)(self.embed(tokens, context), state.layers, context)
+            x, layers = (step_stack or self.stack.step)(x, state.layers, context)
         except UserError:
             raise
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             if self._owns(state):
                 raise
             raise UserError("this state belongs to another model: begin with `start` of the model that steps") from None
-        lengths = state.lengths + context.lengths
-        return x, context, State(lengths, layers, state.version.after(lengths))
+        return x, context, State(lengths, layers, version)
 
     def _owns(self, state: State) -> bool:
         """Return whether a state has the layout of this model's states; called only when a step has failed."""
@@ -330,19 +353,13 @@ class Model(nn.Module):
         if source is not None:
             return self.encode(source, valid)
         if memory is None and self.kind == "encoder-decoder":
-            raise UserError("an encoder-decoder needs a source (or the memory that `encode` made of it)")
+            raise UserError("an encoder-decoder needs a source: model(tokens, source=...) or memory=model.encode(...)")
         return memory
 
     def _context(
-        self,
-        extent: tuple[int, int],
-        device: Any,
-        valid: Any,
-        segments: Any,
-        memory: Any,
-        pattern: Any,
+        self, extent: tuple[int, int], device: Any, valid: Any, segments: Any, memory: Any, pattern: Any,
         limit: int | None,
-    ) -> Context:
+    ) -> Context:  # fmt: skip
         batch, time = extent
         pattern = None if pattern is None else part(Pattern, pattern)
         if valid is not None:
@@ -354,6 +371,8 @@ class Model(nn.Module):
     def _check_can_step(self) -> None:
         if self.head.pools:
             raise UserError("this model gives one output per sequence, so it does not step; call it on whole ones")
+        if self.is_parallel:
+            raise UserError("this decoder writes all tokens at once, so it does not step; call it on a whole canvas")
         if not self.stack.streams or not self.head.streams:
             raise UserError("this model looks ahead, so it does not step; call it on whole sequences")
 

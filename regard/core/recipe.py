@@ -36,7 +36,7 @@ def build(
         if "vocab" not in made:
             raise UserError("which vocabulary size? Give vocab=...")
         _check_vocab(made["vocab"])
-        check_fits_memory("the model that it describes", model_bytes(made, _assemble))
+        check_fits_memory("the model that it describes (--size names smaller ones)", model_bytes(made, _assemble))
         model = _assemble(made)
     except UserError as error:
         raise error.of("" if isinstance(recipe, dict) else display_name(recipe)) from error.__cause__

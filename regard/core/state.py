@@ -15,6 +15,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from regard.errors import UserError
+
 from .mixer import join, map_tensors, select
 
 
@@ -49,6 +51,7 @@ class Version:
 
     def of_copied_buffers(self, furthest: Tensor) -> Version:
         """Return the version of a copy, in which the same positions are overwritten. furthest: of the copied rows."""
+        self.check_not_given_up()
         return Version.of_new_buffers(furthest, self.may_be_overwritten)
 
     @property
@@ -73,7 +76,13 @@ class Version:
         alive = [version for one in self.history.alive if (version := one()) is not None]
         return alive[-1] is self
 
+    def check_not_given_up(self) -> None:
+        if self.history.given_up:
+            why = "this state, or one that shares its buffers, was given up to `reorder`"
+            raise UserError(f"{why}: continue from what that returned, or use `select`")
+
     def __reduce__(self) -> tuple:
+        self.check_not_given_up()
         return Version.of_new_buffers, (self.history.furthest, self.may_be_overwritten)
 
 
@@ -98,6 +107,8 @@ class State(NamedTuple):
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
+        for state in states:
+            state.version.check_not_given_up()
         lengths, furthest = (
             torch.cat(every)
             for every in ([state.lengths for state in states], [state.version.history.furthest for state in states])

@@ -5,7 +5,7 @@ The position of a run in its data is two numbers, epoch and index, so that it ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.core import Pattern, UserError
 
 IGNORE = -100
+Fertilities = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of a source and a target
 FIRST_LABEL = 4  # in a tokenizer of labels, the ids of labels follow those of the special tokens
 
 
@@ -32,6 +33,8 @@ class Batch(NamedTuple):
     segments: Tensor | None = None  # (batch, time) the text of a pair that each token belongs to: 0 or 1
     next_sentence_labels: Tensor | None = None  # (batch,) 0: the second text follows the first; 1: it does not
     stream_offset: int | None = None  # of a batch from streams: the offset of its first column in them
+    copies: Tensor | None = None  # (batch, source) fertilities: the target tokens that each source token becomes
+    progress: float = 0.0  # the share of the training that is done, for objectives that change with it
 
     @property
     def positions(self) -> int:
@@ -71,6 +74,7 @@ class Batch(NamedTuple):
             source_valid=cut(self.source_valid, self.source_valid),
             count=int((targets != IGNORE).sum()),
             segments=cut(self.segments, self.valid),
+            copies=cut(self.copies, self.source_valid),
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -117,7 +121,11 @@ def plan_batches(lengths: np.ndarray, budget: int, rng: np.random.Generator, row
 
 
 class BucketedBatches:
-    """Batches of pairs or single sequences of similar length. rows: the most examples of a batch; 0: no limit."""
+    """Batches of pairs or single sequences of similar length.
+
+    rows:        the most examples of a batch; 0: no limit.
+    fertilities: returns how many target tokens each source token of a pair becomes, where a model learns that.
+    """
 
     def __init__(
         self,
@@ -128,18 +136,23 @@ class BucketedBatches:
         pad: int = 0,
         shuffle: bool = True,
         rows: int = 0,
+        fertilities: Fertilities | None = None,
     ):
         if len(data.lengths) == 0:
             raise UserError("there is no example to make a batch of")
         self.data, self.budget, self.seed, self.start, self.pad, self.shuffle = data, budget, seed, start, pad, shuffle
-        self.rows = rows
+        self.rows, self.fertilities = rows, fertilities
 
     def epoch(self, number: int) -> list[np.ndarray]:
         batches = plan_batches(self.data.lengths, self.budget, np.random.default_rng((self.seed, number)), self.rows)
         return batches if self.shuffle else sorted(batches, key=lambda batch: int(batch[0]))
 
     def make(self, numbers: np.ndarray) -> Batch:
-        return teacher_forced([self.data[int(number)] for number in numbers], self.start, self.pad)
+        rows = [self.data[int(number)] for number in numbers]
+        batch = teacher_forced(rows, self.start, self.pad)
+        if self.fertilities is None:
+            return batch
+        return batch._replace(copies=pad_rows([self.fertilities(row[0], row[1]) for row in rows], 0)[0])
 
 
 def teacher_forced(rows: list[tuple[np.ndarray, ...]], start: int, pad: int) -> Batch:

@@ -186,7 +186,7 @@ def _pair(
     a, b = sorted(files)
     if re.search(rf"(^|[._-]){re.escape(b)}-{re.escape(a)}($|[._-])", folder.name):
         a, b = b, a
-    note = f"{short(folder)}: from {a} to {b}; for the other way, give source='{b}' and target='{a}'"
+    note = f"{short(folder)}: from {a} to {b}; for the other way, give --source {b} --target {a}"
     if note not in notes:
         notes.append(note)
     return files[a], files[b]

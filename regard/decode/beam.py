@@ -113,6 +113,9 @@ def token_chooser(model: Stepper, request: Request, k: int) -> Callable[[NextLog
     packed: list[Tensor] = []
 
     def choose(upcoming: NextLogits) -> tuple[Tensor, Tensor]:
+        if not upcoming.is_hidden or getattr(model, "is_head_touched", False):
+            note(TOP_K, "the model or its head was hooked or replaced meanwhile")
+            return top_tokens(upcoming, k)
         if len(upcoming.x) < MIN_PACKED_ROWS:  # not worth a packed copy of the table
             note(TOP_K, f"fewer than {MIN_PACKED_ROWS} rows, which are not worth a packed copy of the output table")
             return top_tokens(upcoming, k)

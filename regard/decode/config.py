@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from regard.core import UserError
+from regard.errors import nearest
 from regard.schema import check_arguments
 
 from .beam import EARLY_STOPPING, beam
@@ -13,7 +14,11 @@ from .result import Hypothesis, Request, Stepper
 from .sample import SamplingParams, Seeds, sample
 from .speculative import ModelDraft, NgramDraft, speculate
 
-MAXIMA = {"beam": 10_000, "num_return": 10_000, "max_new_tokens": 1 << 17, "speculate": 1 << 10}
+MAXIMA = {
+    "beam": 10_000, "num_return": 10_000, "max_new_tokens": 1 << 17, "speculate": 1 << 10, "iterations": 10_000,
+    "length_beam": 1_000,
+}  # fmt: skip
+STRATEGIES = ("ctc", "edit", "lookahead", "mask_predict", "parallel", "viterbi")  # of decoders that write all at once
 MAX_LENGTH_PENALTY = 10.0  # the largest exponent of the length
 SAMPLING = ("top_k", "top_p", "min_p")
 STRATEGY = ("beam", "num_return", "temperature", *SAMPLING, "repetition_penalty")  # the settings that choose a strategy
@@ -41,6 +46,10 @@ class DecodeConfig:
     max_source_tokens: the most tokens of an input; 0 for 10,000, or what the model's positions allow.
     truncate: shorten a longer input (a source at its end, a prompt at its beginning) instead of refusing it.
     shortlist: score only target tokens that go with those of the sources: see decode/shortlist.py.
+    strategy: how a decoder that writes all tokens at once is asked: parallel, mask_predict, edit, viterbi, lookahead or
+        ctc; nothing for the one that its head needs, or parallel.
+    iterations: the most passes of mask_predict and edit.
+    length_beam: the number of lengths that such a decoder tries side by side.
     max_batch_tokens: the positions that are decoded in one batch, all beams counted; 0 for as many as their states
         have room.
     """
@@ -60,6 +69,9 @@ class DecodeConfig:
     max_source_tokens: int = 0
     truncate: bool = False
     shortlist: bool = False
+    strategy: str = ""
+    iterations: int = 10
+    length_beam: int = 1
     max_batch_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -71,12 +83,17 @@ class DecodeConfig:
             ("max_batch_tokens", 0),
             ("top_k", 0),
             ("speculate", 0),
+            ("iterations", 1),
+            ("length_beam", 1),
         ):
             value = getattr(self, name)
             if value < least:
                 raise UserError(f"decode.{name} must be at least {least}, not {value}")
             if value > MAXIMA.get(name, value):
                 raise UserError(f"decode.{name} must be at most {MAXIMA[name]:,}, not {value:,}")
+        if self.strategy and self.strategy not in STRATEGIES:
+            near = nearest(self.strategy, STRATEGIES)
+            raise UserError(f"decode.strategy is one of {', '.join(STRATEGIES)}, not '{self.strategy}'{near}")
         if abs(self.length_penalty) > MAX_LENGTH_PENALTY:
             raise UserError(
                 f"decode.length_penalty must be from {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, "

@@ -107,7 +107,7 @@ class Request(NamedTuple):
         scores, state = model.step(tokens, state, valid)
         last = valid.sum(1) - 1 if valid is not None else torch.full_like(tokens[:, 0], tokens.shape[1] - 1)
         rows = torch.arange(len(scores), device=scores.device)
-        return NextLogits(scores[rows, last], lambda scores: scores.clone(), self, generated, len(scores)), state
+        return NextLogits(scores[rows, last], torch.clone, self, generated, len(scores), is_hidden=False), state
 
     def process_logits(self, scores: Tensor, generated: Tensor) -> Tensor:
         """Apply the logits processor to scores (rows, vocab), given the tokens generated so far (rows, time)."""
@@ -129,6 +129,7 @@ class NextLogits(NamedTuple):
     request: Request
     generated: Tensor  # (rows, time) tokens of each row since its prefix
     rows_at_a_time: int
+    is_hidden: bool = True  # False: x are the logits themselves, since the model has hooks that want them
 
     def map_chunks(self, work: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Call `work` with logits (n, vocab), which it may overwrite, and the slice of rows they belong to, and return

@@ -54,8 +54,7 @@ class Session:
 
     def __init__(self, model: Model):
         self.model, self.vocab = model, model.vocab
-        self.reorder, self.logits = model.reorder, model.logits
-        self.logits_for, self.output_projection = model.logits_for, model.output_projection
+        self.reorder, self.logits_for, self.output_projection = model.reorder, model.logits_for, model.output_projection
         self._fused: FusedStack | None = None
         self._why_never_fused = ""  # empty until it is known that no step can be fused
 
@@ -63,6 +62,13 @@ class Session:
     def is_hooked(self) -> bool:
         """Whether the model has hooks, which need the logits of every step."""
         return hooked(self.model)
+
+    @property
+    def is_head_touched(self) -> bool:
+        return self.model.is_head_touched
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.model.logits(x)
 
     def start(self, batch: int, capacity: int, *, memory: Memory | None = None) -> State:
         self.forget_buffers()

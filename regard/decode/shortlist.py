@@ -1,17 +1,12 @@
 """A shortlist of target tokens, chosen by the source tokens: only these are scored.
 
-The probability of a target token y given a source token x is learned from pairs, without word order (IBM model 1):
-
-    t(y | x) = normalized sum over pairs of   t(y | x) / sum over source tokens x' of the pair of t(y | x')
-
-Brown et al. 1993, "The Mathematics of Statistical Machine Translation". As shortlist: L'Hostis et al. 2016,
-arXiv:1610.00072. Answers can change where a token is missing from the list; log p is relative to the listed tokens.
+The probability of a target token given a source token is learned from pairs: see data/alignment.py. L'Hostis et al.
+2016, arXiv:1610.00072. Answers can change where a token is missing from the list; log p is relative to those in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from regard.core import Model, UserError
+from regard.data.alignment import TranslationTable
 from regard.errors import in_one_line, short
 
 from .result import Hypothesis, Request
 from .session import session
 
 FILE = "shortlist.safetensors"
-PAIRS = 300_000  # at most, to learn from
-ROUNDS = 5
-MAX_TOKENS = 100  # of a text that are used: longer texts say little about which words belong together
 NONE = -1
 
 
@@ -60,29 +53,15 @@ class Shortlist:
         each:   target tokens for a source token.
         common: the number of most frequent target tokens, which are always listed, as those in `always` are.
         """
-        sources, targets, places, place = [], [], [], 0
         often = np.zeros(vocab[1], dtype=np.int64)
-        for source, target in islice(pairs, PAIRS):
-            np.add.at(often, np.asarray(target, dtype=np.int64), 1)
-            xs, ys = np.unique(source)[:MAX_TOKENS], np.unique(target)[:MAX_TOKENS]
-            if not len(xs) or not len(ys):
-                continue
-            sources.append(np.tile(xs, len(ys)))
-            targets.append(np.repeat(ys, len(xs)))
-            places.append(np.repeat(np.arange(place, place + len(ys)), len(xs)))
-            place += len(ys)
-        if not place:
-            raise UserError("there are no pairs to learn a shortlist from")
-        keys, link = np.unique(
-            np.concatenate(sources).astype(np.int64) * vocab[1] + np.concatenate(targets), return_inverse=True
-        )
-        seat = np.concatenate(places)
-        x, y = keys // vocab[1], keys % vocab[1]
-        share = np.ones(len(keys))
-        for _ in range(ROUNDS):
-            weights = share[link]
-            counts = np.bincount(link, weights / np.bincount(seat, weights, place)[seat], len(keys))
-            share = counts / np.bincount(x, counts, vocab[0])[x]
+
+        def counted() -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+            for source, target in pairs:
+                np.add.at(often, np.asarray(target, dtype=np.int64), 1)
+                yield source, target
+
+        table = TranslationTable.learn(counted(), vocab)
+        x, y, share = table.source, table.target, table.share
         order = np.lexsort((y, -share, x))
         rank = np.arange(len(order)) - np.searchsorted(x[order], x[order])
         kept = order[rank < each]

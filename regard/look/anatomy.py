@@ -149,10 +149,15 @@ def _summarize(model: Model, recipe: Recipe, side: str = "") -> ModelSummary:
     shape = f"(batch, {'' if model.head.pools else 'time, '}{head.width[1]:,})"
     vocab = [model.source_vocab, model.vocab] if any(embed.reads == "text" for embed in embeds) else []
     lengths = LENGTHS if model.limit is None or model.limit >= LENGTHS[0] else (model.limit,)
+    towers = _towers(model, recipe["model"], side)
+    if model.length is not None:
+        given = _arguments(recipe["model"]["length"])
+        box = Box("length", name_of(model.length), given, (model.width, 1), count_parameters(model.length))
+        towers[0] = replace(towers[0], after=[*towers[0].after, box])
     return ModelSummary(
         recipe.get("title", "Untitled"), recipe.get("year"), recipe.get("paper", ""), recipe.get("idea", ""),
         model.kind, model.width, vocab, count_parameters(model),
-        _towers(model, recipe["model"], side), head, shape, [cost_at(model, length) for length in lengths],
+        towers, head, shape, [cost_at(model, length) for length in lengths],
         growth_rows(model, side), patterns, [_format_value(spec) for spec in recipe["model"].get("passes", [])],
     )  # fmt: skip
 

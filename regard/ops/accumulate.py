@@ -41,6 +41,17 @@ def accumulate_into(buffers: GradientBuffers, loss_scale: float) -> Iterator[Non
         _current.buffers, _current.loss_scale = before
 
 
+@contextmanager
+def multiplied_by(factor: float) -> Iterator[None]:
+    """Inside, in this thread, losses are computed that will be multiplied by a factor besides the loss scale."""
+    before = _current.loss_scale
+    _current.loss_scale = before * factor
+    try:
+        yield
+    finally:
+        _current.loss_scale = before
+
+
 def is_accumulating() -> bool:
     return _current.buffers is not None
 

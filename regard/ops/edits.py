@@ -25,7 +25,7 @@ def kept(canvas: Sequence[int], target: Sequence[int]) -> list[bool]:
     found, j = [], 0
     for i, token in enumerate(a):
         places = np.nonzero(b[j:] == token)[0]
-        keep = bool(len(places)) and table[i + 1, j + places[0] + 1] + 1 == table[i, j]
+        keep = len(places) > 0 and bool(table[i + 1, j + places[0] + 1] + 1 == table[i, j])
         found.append(keep)
         if keep:
             j += int(places[0]) + 1

@@ -56,5 +56,5 @@ def predictor_for(model: Model) -> Any:
 
 def _tasks(objective: Any, reads: str) -> list[type[Task]]:
     """Return the tasks with this objective, those that require what the embedding reads first."""
-    found = [one for one in every_task() if one.objective_name == objective and one.inputs in ("", reads)]
+    found = [one for one in every_task() if one.learns(objective) and one.inputs in ("", reads)]
     return sorted(found, key=lambda one: not one.inputs)

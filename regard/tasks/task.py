@@ -85,10 +85,16 @@ class Task:
     def __init__(self, job: Job, settings: Settings, objective: dict[str, Any] | None = None):
         """objective: the recipe's [objective]; its entries besides `part` are kept as `objective_args`."""
         self.job, self.settings = job, settings
+        self.objective_part = (objective or {}).get("part", self.objective_name)
         self.objective_args = {key: value for key, value in (objective or {}).items() if key != "part"}
         self.metrics: list[str] = []
         self.source: Tokenizer
         self.target: Tokenizer
+
+    @classmethod
+    def learns(cls, objective: Any) -> bool:
+        """Return whether it is the task of recipes with this objective.part."""
+        return cls.objective_name == objective
 
     def set_metrics(self, names: Sequence[str]) -> None:
         """Set the metrics to measure on the dev set, besides those of the loss; refuse unknown ones."""

@@ -77,13 +77,15 @@ class Learner:
         self.step, self.tokens, self.lr, self.loss = 0, 0, 0.0, math.nan
         self.recent: deque[tuple[float, int]] = deque(maxlen=50)  # seconds and input tokens of steps
 
-    def advance(self, rate: Callable[[], float]) -> bool:
+    def advance(self, rate: Callable[[], float], progress: float = 0.0) -> bool:
         """Take one optimizer step and return whether it was taken: where the loss or the gradient is not finite, no
-        weight changes. rate: returns the learning rate; it is called after the step was counted."""
+        weight changes. rate: returns the learning rate; it is called after the step was counted. progress: the share of
+        the training that is done."""
         begun = time.perf_counter()
         if not self.model.training:
             self.model.train()
         batches, self.place, inputs = self._prefetched or self._next_batches()
+        batches = [batch._replace(progress=min(progress, 1.0)) for batch in batches]
         count = sum(batch.count for batch in batches)
         self.gradients.zero()
         sums = self._accumulate_gradients(batches, count)

@@ -148,7 +148,7 @@ class Trainer:
         """Take one step, with the evaluation and the checkpoint that are due after it. Return whether it was the
         last."""
         part = int(DEFAULT_EVALUATIONS * self.progress)
-        if not self.learner.advance(self._learning_rate):
+        if not self.learner.advance(self._learning_rate, self.progress):
             self._roll_back(f"the loss was not finite at step {self.step + 1}")
             return False
         if self.run is None:

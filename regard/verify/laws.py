@@ -205,15 +205,13 @@ def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
     valid = torch.arange(time)[None] < lengths[:, None]
     worst = 0.0
     with torch.no_grad():
-        whole = subject.forward(x, valid, memory)
+        whole, unpadded = subject.forward(x, valid, memory), subject.forward(x, None, memory)
         for switch in (nullcontext, disabled):
             with switch():
                 for max_step in (time, time // 3):
                     steps = in_random_steps(subject, x, lengths, memory, max_step)
                     worst = max(worst, max_difference(steps[valid], whole[valid]))
-                worst = max(
-                    worst, max_difference(_long_then_single(subject, x, memory), subject.forward(x, None, memory))
-                )
+                worst = max(worst, max_difference(_long_then_single(subject, x, memory), unpadded))
     return Finding("long", worst, LIMIT, f"{batch} rows of up to {time} positions, with kernels and without")
 
 
@@ -238,25 +236,33 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
         memory = subject.memory(batch)
     rows, cut = torch.arange(batch), torch.tensor([time // 4 - 3 * row for row in range(batch)])
 
-    def after(state: State, new: Tensor) -> tuple[Tensor, State]:
+    def expected(read: list[Tensor], new: Tensor) -> Tensor:
+        """Return the outputs of `new` (batch, n) after what each row has read, in one forward pass."""
+        ends = torch.tensor([len(own) for own in read])[:, None] + torch.arange(new.shape[1])
+        all_read = [torch.cat((old, own)) for old, own in zip(read, new, strict=True)]
+        x = nn.utils.rnn.pad_sequence(all_read, batch_first=True)
+        valid = torch.arange(x.shape[1])[None] <= ends[:, -1:]
+        return subject.forward(x, valid, memory)[rows[:, None], ends]
+
+    def after(state: State, new: Tensor) -> State:
         """Take one step for all rows, and compare it with the forward pass over everything that each row has read."""
         nonlocal worst
         y, following = subject.step(new, state, None)
+        worst = max(worst, max_difference(y, expected(read[id(state)], new)))
         read[id(following)] = [torch.cat((old, own)) for old, own in zip(read[id(state)], new, strict=True)]
         alive.append(following)
-        for row in rows.tolist():
-            whole = subject.forward(read[id(following)][row][None], None, select_memory(memory, rows[row : row + 1]))
-            worst = max(worst, max_difference(y[row], whole[0, -new.shape[1] :]))
-        return y, following
+        return following
 
     with torch.no_grad():
         valid = torch.arange(int(cut.max()))[None] < cut[:, None]
         alive, read = [], {}
+        begun = [x[row, : int(cut[row])] for row in rows]
         for _ in range(4):
             _, base = subject.step(x[:, : int(cut.max())], subject.start(batch, time, memory), valid)
-            read[id(base)] = [x[row, : int(cut[row])] for row in rows]
+            read[id(base)] = begun
             alive.append(base)
-        space = time - int(cut.max()) - 9
+        space, new = time - int(cut.max()) - 9, subject.inputs(batch, 1)
+        next_output = expected(begun, new)
         for state, far, single in (
             (alive[0], min(40, space), False),
             (alive[1], min(60, space), True),
@@ -266,15 +272,16 @@ def branches(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
             for _ in range(far if single else 1):  # any single step may start a new chunk
                 _, following = subject.step(subject.inputs(batch, 1 if single else far), following, None)
             for again in (state, *_copies(state)):  # copies have lost the same positions
-                read[id(again)] = read[id(state)]
-                alive.append(again)
                 try:
-                    after(again, subject.inputs(batch, 1))
+                    y, following = subject.step(new, again, None)
                 except UserError:
                     refused += 1
-        _, one = after(base, subject.inputs(batch, 5))
-        _, two = after(base, subject.inputs(batch, 1))
-        _, three = after(two, subject.inputs(batch, 1))
+                    continue
+                alive.append(following)
+                worst = max(worst, max_difference(y, next_output))
+        one = after(base, subject.inputs(batch, 5))
+        two = after(base, subject.inputs(batch, 1))
+        three = after(two, subject.inputs(batch, 1))
         for state in (one, two, three, base, one):
             after(state, subject.inputs(batch, 1))
     return Finding("branches", worst, LIMIT, f"several continuations of one state, {refused} of them refused")
@@ -561,6 +568,10 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
             state_size, declared = 0, module.cost(past + length)
             subject.forward(x, None, memory)  # fills caches that depend only on the weights
             counted = count_flops(module, lambda: subject.forward(x, None, memory))
+            if memory is not None:  # keys and values of the memory are made once, at the start
+                begin = Context.begin(1, 0, memory=memory)
+                crossing = [m for m in module.modules() if getattr(m, "over", "") == "memory"]
+                counted -= count_flops(module, lambda: [m.start(begin, 0) for m in crossing])  # type: ignore[operator]
     worst = abs(declared.flops - counted) / max(counted, 1.0)
     if subject.streams:
         worst = max(worst, abs(declared.state - state_size) / max(state_size, 1))

@@ -1,10 +1,16 @@
 """What a model refuses, and how its states share buffers."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import regard
+from regard.core import State, UserError, join, select
+from regard.decode.session import Session
 from regard.files import recipe as recipes
+from tests.models import shallow
 
 
 def test_a_state_of_another_model_is_refused():
@@ -173,3 +179,70 @@ def test_a_forward_that_takes_no_steps_is_refused():
     model.stack.layers[0].mixers[0].forward = lambda x, context: x
     with torch.no_grad(), pytest.raises(regard.UserError, match="takes no steps"):
         model.step(tokens[:, :1], model.start(2, 6))
+
+
+@pytest.mark.parametrize("name", ["local", "mistral", "sparse-strided"])
+def test_a_state_after_a_failed_step_is_refused(name):
+    """Some layers have overwritten keys that it needs, and nothing tells which."""
+    model = shallow(name).eval()
+    tokens = torch.randint(61, (2, 260))
+    with torch.no_grad():
+        _, state = model.step(tokens[:, :150], model.start(2, 260))
+
+        def fail(*given):
+            raise KeyboardInterrupt
+
+        hook = model.stack.layers[-1].register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            model.step(tokens[:, 150:250], state)
+        hook.remove()
+        with pytest.raises(UserError, match="its cache has dropped keys"):
+            model.step(tokens[:, 150:151], state)
+
+
+@pytest.mark.parametrize("copied", [State.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s)),
+                                    lambda s: join([s])])  # fmt: skip
+def test_a_state_that_was_given_up_is_not_copied(copied):
+    model = shallow("mistral").eval()
+    with torch.no_grad():
+        _, state = model.step(torch.randint(61, (2, 9)), model.start(2, 20))
+        model.reorder(state, torch.tensor([1, 0]))
+        with pytest.raises(UserError, match="was given up to `reorder`"):
+            copied(state)
+
+
+def test_an_older_state_after_a_shorter_way():
+    """From S0 to S, on to 160, and from S again to 101: S0 has lost what the longer way wrote."""
+    model = shallow("mistral").eval()
+    tokens = torch.randint(61, (1, 260))
+    with torch.no_grad():
+        _, first = model.step(tokens[:, :50], model.start(1, 260))
+        _, state = model.step(tokens[:, 50:100], first)
+        for size in (60, 1):
+            model.step(tokens[:, 100 : 100 + size], state)
+        with pytest.raises(UserError, match="steps from it went on to 160"):
+            model.step(tokens[:, 50:51], first)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "transformer"])
+def test_a_layer_that_was_watched_between_reorders(name, fused):
+    """It gathers its rows, and the others do not: from then on their tables differ."""
+    model = shallow(name).eval().double()
+    memory = model.encode(torch.randint(61, (4, 5))) if model.source_embed is not None else None
+    stepper = Session(model) if fused else model
+    tokens = torch.randint(61, (4, 1))
+    watchers = model.stack.layers[0].branches["mixer"].attend.weights.watchers
+    with torch.no_grad():
+        y, state = stepper.step(tokens, model.start(4, 12, memory=memory))
+        own = torch.arange(4)
+        for turn in range(7):
+            rows, new = torch.randint(4, (4,)), torch.randint(61, (4, 1))
+            own, tokens = own[rows], torch.cat((tokens[rows], new), 1)
+            state = model.reorder(state, rows)
+            if turn == 3:
+                watchers.append(lambda x: None)
+            y, state = stepper.step(new, state)
+            watchers.clear()
+            whole = model(tokens, memory=None if memory is None else select(memory, own))
+            assert float((y[:, 0] - whole[:, -1]).abs().max()) < 1e-9

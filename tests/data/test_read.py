@@ -211,7 +211,7 @@ class TestFolder:
         self.parallel(tmp_path, "en", "de")
         corpus = open_corpus(tmp_path)
         assert list(corpus.train) == [(b, a) for a, b in PAIRS[:3]]
-        assert corpus.notes == [f"{tmp_path}: from de to en; for the other way, give source='en' and target='de'"]
+        assert corpus.notes == [f"{tmp_path}: from de to en; for the other way, give --source en --target de"]
 
     def test_which_two(self, tmp_path):
         self.parallel(tmp_path, "en", "de", "fr")

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import regard
 from regard.core import Model
 from regard.decode import Hypothesis, Request, beam, greedy, sample
 from regard.decode.result import Stepper
+from tests.models import shallow
 
 VOCAB, END, START = 17, 3, 2
 SOURCES, PROMPTS = (5, 9, 1, 7), (3, 1, 6, 4)  # lengths
@@ -30,7 +30,7 @@ WAYS: dict[str, Decoder] = {
 def make(name: str) -> Model:
     """In double, and with such weights that the best token is far ahead of the next."""
     torch.manual_seed(4)
-    model = regard.build(name, size="tiny", vocab=VOCAB, overrides=["model.tie=none"]).double().eval()
+    model = shallow(name, VOCAB, ["model.tie=none"]).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

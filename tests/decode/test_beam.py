@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from regard.core import Memory, UserError
-from regard.decode import Hypothesis, beam, greedy
+import regard
+from regard.core import Dropout, Memory, UserError
+from regard.decode import Hypothesis, Request, beam, greedy
 from regard.decode.beam import EARLY_STOPPING
+from regard.decode.session import Session
+from regard.ops.dispatch import disabled
 
 from .toy import END, Toy, ask, count
 
@@ -197,3 +200,44 @@ def test_requests_that_make_no_sense_are_refused():
     broken.out[0] = torch.nan
     with pytest.raises(UserError, match="logits are NaN"):
         beam(broken, ask(PROMPTS, 3), 2)
+
+
+def hook_model(model):
+    model.register_forward_hook(lambda *given: None)
+
+
+def hook_head(model):
+    model.head.register_forward_hook(lambda module, given, logits: logits.flip(-1))
+
+
+def replace_logits(model):
+    real = model.logits
+    model.logits = lambda x: real(x).flip(-1)
+
+
+@pytest.mark.parametrize("edit", [hook_model, hook_head, replace_logits])
+def test_hooks_count_in_a_search_of_many_rows(edit):
+    """There the best tokens are found by a kernel, from hidden vectors."""
+    torch.manual_seed(2)
+    model = regard.build("gpt2", size="tiny", vocab=61).eval().double()
+    request = Request(torch.randint(61, (8, 3)), 3, torch.full((8,), 6))
+    plain = beam(model, request, 4)
+    edit(model)
+    found = beam(model, request, 4)
+    with disabled():
+        wanted = beam(model, request, 4)
+    assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
+    assert (found[0][0].tokens == plain[0][0].tokens) == (edit is hook_model)
+
+
+def test_dropout_modules_in_training_mode_drop_in_steps():
+    """Even if the stack around them is in eval mode."""
+    torch.manual_seed(2)
+    model = regard.build("gpt2", size="tiny", vocab=61, overrides=["model.dropout=0.5"]).eval()
+    session, tokens = Session(model), torch.randint(61, (3, 1))
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.train()
+    with torch.no_grad():
+        one, two = (session.step(tokens, session.start(3, 4))[0] for _ in range(2))
+    assert not torch.equal(one, two)

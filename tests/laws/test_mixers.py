@@ -18,9 +18,8 @@ def make(name: str, index: int) -> Mixer:
 
 
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_laws(name, index, seed):
-    for finding in laws.check(make(name, index), seed):
+def test_laws(name, index):
+    for finding in laws.check(make(name, index)):
         assert finding.holds, f"{finding.law}: {finding.worst:.2e} > {finding.limit:.0e} ({finding.detail})"
 
 
@@ -53,7 +52,7 @@ def test_long_steps_in_two_layers(name, index):
         subject = laws.Subject(model("pre"))
     except regard.UserError:  # what changes the width is added to nothing
         subject = laws.Subject(model("plain"))
-    for law, time in ((laws.long, 200), (laws.branches, 130)) if index == 0 else ((laws.long, 200),):
+    for law, time in ((laws.long, 150), (laws.branches, 130)) if index == 0 else ((laws.long, 150),):
         torch.manual_seed(index)
         found = law(subject, time)
         assert found.holds, f"{found.law}: {found.worst:.2e} ({found.detail})"

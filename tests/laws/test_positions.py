@@ -69,7 +69,7 @@ def test_one_part_for_all_layers(name):
     one = regard.build({"model": table}, vocab=17)
     first, second = (layer.branches["mixer"].position for layer in one.stack.layers)
     assert first is second or (name == "floater" and first.flow is second.flow)
-    hold(laws.check(one))
+    hold(laws.check(one, without=["branches"]))
 
 
 @pytest.mark.parametrize(("name", "index"), INSIDE)

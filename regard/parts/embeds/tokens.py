@@ -42,7 +42,10 @@ class Tokens(Embed):
         self.table = new_table(vocab, self.dim, std)
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        return self.add_position(look_up(self.table, tokens, "tokens") * self.scale, context)
+        return self.add_position(self.vectors(tokens), context)
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        return look_up(self.table, tokens, "tokens") * self.scale
 
     def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.core import Context, Head, Model, Norm
 from regard.data.batches import IGNORE, Batch
+from regard.ops.accumulate import multiplied_by
 from regard.ops.cross_entropy import cross_entropy
 
 from .objective import Loss
@@ -33,9 +34,17 @@ class NextToken:
         return Loss(*token_loss(model, x, context, batch.targets, self.smoothing), batch.count)
 
 
-def token_loss(model: Model, x: Tensor, context: Context, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of the target tokens, and the same without smoothing. x (batch, time, width) are the
-    hidden states before the head."""
+def token_loss(
+    model: Model, x: Tensor, context: Context, targets: Tensor, smoothing: float, weight: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of the target tokens, and the same without smoothing, both times the weight. x (batch,
+    time, width) are the hidden states before the head."""
+    with multiplied_by(weight):
+        loss, nll = _token_loss(model, x, context, targets, smoothing)
+    return (loss, nll) if weight == 1 else (weight * loss, weight * nll)
+
+
+def _token_loss(model: Model, x: Tensor, context: Context, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     x, context, targets = _select_targets(model.head, x, context, targets)
     linear = model.head.linear(x, context)
     if linear is None:

@@ -1,0 +1,30 @@
+"""A canvas that is longer than the target will be: a multiple of the source's length. The target is found in it, as an
+alignment (CTC), a path (DAG), or as what stands before the first end token.
+
+    positions = ceil(ratio source length) + extra
+
+Libovicky and Helcl 2018, arXiv:1811.04719; Huang et al. 2022, arXiv:2205.07459.
+"""
+
+import torch
+
+from regard.core import Canvases, Length, Memory, UserError, source_lengths
+
+
+class Ratio(Length):
+    """ratio: positions for each source position.
+    extra:    positions for every source.
+    """
+
+    examples = ({}, {"ratio": 1.5, "extra": 3})
+    is_exact = False
+
+    def __init__(self, width: int, ratio: float = 2.0, extra: int = 0):
+        super().__init__()
+        if ratio <= 0 or extra < 0:
+            raise UserError(f"ratio must be above 0 and extra not below, not {ratio:g} and {extra}")
+        self.ratio, self.extra = ratio, extra
+
+    def candidates(self, memory: Memory, count: int) -> Canvases:
+        lengths = (source_lengths(memory).double() * self.ratio).ceil().long() + self.extra
+        return Canvases(lengths[:, None], torch.zeros_like(lengths[:, None], dtype=memory.x.dtype))

@@ -1,0 +1,131 @@
+"""The law of decoders that write all tokens at once: an answer is the same alone, in any batch, in any order and with
+any padding, for every recipe and every strategy that it can be decoded with. A new recipe is tested by being there."""
+
+import pytest
+import torch
+
+import regard
+from regard.core import BLANK, Model, UserError, select
+from regard.decode import DecodeConfig
+from regard.decode.canvas import BY_HEAD, Marks, blank_canvases, canvases, strategy_for, write
+from regard.files import recipe
+from regard.schema import name_of
+from tests.models import shallow
+
+VOCAB, MARKS = 23, Marks(0, 1, 2)
+NAMES = [name for name in recipe.names() if "length" in recipe.load(name)["model"]]
+FREE = ("parallel", "mask_predict", "ctc")  # strategies that any head can do
+LENGTHS = (5, 9, 1, 7, 2)
+
+
+def make(name: str, *overrides: str) -> Model:
+    torch.manual_seed(3)
+    model = shallow(name, VOCAB, overrides).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)
+    return model
+
+
+def sources(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    source = torch.randint(3, VOCAB, (len(LENGTHS), max(LENGTHS)))
+    return source, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+def cases() -> list[tuple[str, str]]:
+    found = []
+    for name in NAMES:
+        head = recipe.load(name)["model"].get("head", "vocabulary")
+        needed = BY_HEAD.get(head["part"] if isinstance(head, dict) else head)
+        free = () if needed == "edit" else FREE  # its canvas is empty at first
+        found += [(name, strategy) for strategy in (*([needed] if needed else []), *free)]
+    return found
+
+
+def answers(model: Model, source: torch.Tensor, valid: torch.Tensor | None, config: DecodeConfig) -> list:
+    with torch.no_grad():
+        return write(model, model.encode(source, valid), MARKS, config)
+
+
+@pytest.mark.parametrize(("name", "strategy"), cases())
+def test_an_answer_does_not_depend_on_its_batch(name, strategy):
+    model = make(name)
+    config = DecodeConfig(strategy=strategy, iterations=4, length_beam=3)
+    source, valid = sources()
+    together = answers(model, source, valid, config)
+    assert any(one.tokens for row in together for one in row)
+    for row, length in enumerate(LENGTHS):
+        same(answers(model, source[row : row + 1, :length], None, config), together[row : row + 1])
+    order = torch.tensor([3, 0, 4, 2, 1])
+    same(answers(model, source[order], valid[order], config), [together[row] for row in order.tolist()])
+    wider = torch.cat((source, torch.randint(VOCAB, (len(source), 6))), 1)
+    mask = torch.cat((valid, torch.zeros(len(source), 6, dtype=torch.bool)), 1)
+    same(answers(model, wider, mask, config), together)
+
+
+def same(found: list, wanted: list) -> None:
+    assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in wanted]
+    for row, other in zip(found, wanted, strict=True):
+        assert [one.logprob for one in row] == pytest.approx([one.logprob for one in other], abs=1e-5)
+
+
+@pytest.mark.parametrize("encoder", ["{part='lstm'}", "{part='attention', pattern='window(3) | first(1)'}"])
+def test_other_encoders(encoder):
+    model = make("glat", f"model.encoder.layer.0.mixer={encoder}")
+    source, valid = sources()
+    config = DecodeConfig(length_beam=2)
+    together = answers(model, source, valid, config)
+    for row, length in enumerate(LENGTHS):
+        same(answers(model, source[row : row + 1, :length], None, config), together[row : row + 1])
+
+
+def test_mask_predict_is_its_definition():
+    """As many iterations as tokens: one fewer of the least probable tokens is blank each time."""
+    model = make("cmlm")
+    source, _ = sources()
+    with torch.no_grad():
+        memory = model.encode(source[:1])
+        memory = select(memory, torch.zeros(1, dtype=torch.long))
+        canvas, _ = blank_canvases(model, memory, DecodeConfig())
+        canvas = canvas._replace(tokens=torch.full((1, 6), BLANK), valid=torch.ones(1, 6, dtype=torch.bool))
+        seen = list(canvases(model, canvas, MARKS, DecodeConfig(strategy="mask_predict", iterations=6)))
+        assert len(seen) == 6
+        logs = model(canvas.tokens, memory=memory).log_softmax(-1)
+        best, tokens = logs.max(-1)
+        for step in range(6):
+            if step:
+                blank = best[0].argsort(stable=True)[: 6 - step]
+                given = tokens.clone()
+                given[0, blank] = BLANK
+                new, said = model(given, memory=memory).log_softmax(-1).max(-1)
+                tokens[0, blank], best[0, blank] = said[0, blank], new[0, blank]
+            assert torch.equal(seen[step].tokens, tokens)
+            assert float(seen[step].logprobs) == pytest.approx(float(best.sum()), abs=1e-5)
+
+
+def test_editing_stops():
+    """With any weights: after so many iterations, or when a canvas comes back."""
+    source, valid = sources()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = make("levenshtein", "model.head.most=4")
+        with torch.no_grad():
+            memory = model.encode(source, valid)
+            canvas, _ = blank_canvases(model, memory, DecodeConfig())
+            seen = list(canvases(model, canvas, MARKS, DecodeConfig(iterations=30)))
+        assert 1 <= len(seen) <= 30
+        assert all(int(one.lengths.max()) <= 2 * max(LENGTHS) + 20 + 1 for one in seen)
+
+
+def test_what_is_refused():
+    with pytest.raises(UserError, match="writes all tokens at once, so it does not step"):
+        make("nat").start(1, 5, source=torch.ones(1, 3, dtype=torch.long))
+    with pytest.raises(UserError, match="needs the head 'crf'"):
+        strategy_for(make("nat"), DecodeConfig(strategy="viterbi"))
+    with pytest.raises(UserError, match=r"decode\.iterations must be at least 1"):
+        DecodeConfig(iterations=0)
+    with pytest.raises(UserError, match="did you mean 'mask_predict'"):
+        DecodeConfig(strategy="mask_predcit")
+    assert name_of(regard.build("nat-crf", "tiny", 11).head) == "crf"
