@@ -25,6 +25,7 @@ ORDER = (  # those of one line may import each other, though not in a circle
     ("runs",),
     ("passes",),
     ("tasks",),
+    ("distill",),
     ("convert",),
     ("train",),
     ("look", "evaluate", "export", "verify", "demo"),

@@ -4,13 +4,13 @@ elsewhere."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from regard.errors import printable
@@ -70,6 +70,16 @@ class Bar:
             return
         with Live(Group(self.progress, self.line), console=self.console, refresh_per_second=8):
             yield self
+
+
+@contextmanager
+def counting(what: str, total: int | None, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show a bar with the number of examples done and the time left; yield the function to call with more of them."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
 
 
 def clock(seconds: float) -> str:

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from regard.errors import UserError, printable
 
 from .app import AsJson, Parts, Threads, app, dump
+from .bar import counting
 from .predict import (
     Beam,
     Device,
@@ -25,6 +25,7 @@ from .predict import (
     LengthBeam,
     LengthPenalty,
     MaxNewTokens,
+    Rescore,
     RunFolder,
     Shortlist,
     Strategy,
@@ -60,6 +61,7 @@ def evaluate(
     strategy: Strategy = None,
     iterations: Iterations = None,
     length_beam: LengthBeam = None,
+    rescore: Rescore = None,
     memory: Annotated[
         int | None, typer.Option(help="Earlier positions that a language model may attend to; 0: none.")
     ] = None,
@@ -77,27 +79,17 @@ def evaluate(
 
     loaded = open_run(run, device, parts, int8, ensemble)
     config = decode_config(
-        loaded, {}, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping,
+        loaded, {"rescore": rescore}, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping,
         max_new_tokens=max_new_tokens, shortlist=shortlist or None, strategy=strategy, iterations=iterations,
         length_beam=length_beam,
     )  # fmt: skip
     lines = examples(loaded, data, source, target, columns, part, bad_lines, header)
     if memory is not None and hasattr(loaded, "evaluate"):
         raise UserError("--memory is for a language model that reads a running text, and this model is not one")
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("evaluating", total=None)
+    with counting("evaluating", None, Console(stderr=True)) as tick:
         result = measured(
-            loaded,
-            lines,
-            metric or None,
-            config,
-            any_reference,
-            lambda n: progress.advance(task, n),
-            tokenize,
-            lowercase,
-            memory,
-        )
+            loaded, lines, metric or None, config, any_reference, tick, tokenize, lowercase, memory
+        )  # fmt: skip
     if as_json:
         return dump({"run": str(run), "data": lines.name, "part": _part_name(loaded, data, source, part)} | result)
     which, where = _part_name(loaded, data, source, part), printable(lines.name.removesuffix(f", {part}"))

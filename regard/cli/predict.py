@@ -35,6 +35,12 @@ EarlyStopping = Annotated[
         "is more probable than those; never, once nothing better is possible.",
     ),
 ]
+NumReturn = Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Answers for each input.")]
+Temperature = Annotated[float | None, typer.Option(rich_help_panel=DECODING, help="Above 0: sample; 0: greedy.")]
+TopK = Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Sample from so many tokens.")]
+TopP = Annotated[
+    float | None, typer.Option(rich_help_panel=DECODING, help="Sample from tokens of so much probability together.")
+]
 MaxNewTokens = Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Most tokens of an answer.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, ...")]
 Int8 = Annotated[bool, typer.Option("--int8", help="8-bit weights: faster on a CPU, less exact.")]
@@ -51,6 +57,14 @@ Iterations = Annotated[
     int | None, typer.Option(rich_help_panel=PARALLEL, help="The most passes of mask_predict and edit.")
 ]
 LengthBeam = Annotated[int | None, typer.Option(rich_help_panel=PARALLEL, help="Lengths that are tried side by side.")]
+Rescore = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        rich_help_panel=PARALLEL,
+        help="An autoregressive run over the same tokens that ranks the answers.",
+    ),
+]
 
 Ensemble = Annotated[
     list[Path] | None,
@@ -71,7 +85,7 @@ def predict(
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
     early_stopping: EarlyStopping = None,
-    num_return: Annotated[int | None, typer.Option(rich_help_panel=DECODING, help="Answers for each input.")] = None,
+    num_return: NumReturn = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -80,8 +94,8 @@ def predict(
             "--temperature 0.8 --top-p 0.95 --seed 1.",
         ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(rich_help_panel=DECODING)] = None,
-    top_p: Annotated[float | None, typer.Option(rich_help_panel=DECODING)] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     min_p: Annotated[float | None, typer.Option(rich_help_panel=DECODING)] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(rich_help_panel=DECODING, help="Above 1: discourage repeats.")
@@ -98,6 +112,7 @@ def predict(
     strategy: Strategy = None,
     iterations: Iterations = None,
     length_beam: LengthBeam = None,
+    rescore: Rescore = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", rich_help_panel=DECODING, help="Shorten inputs that are too long.")
     ] = False,
@@ -153,7 +168,8 @@ def predict(
     if embed or any(value is not None for value in of_vectors.values()):
         loaded = Embedder.of(loaded)
     own = {**of_vectors, "text": text or None, "language": language, "task": task, "timestamps": timestamps or None,
-           "attention": attention or None, "stream": stream or None, "draft_model": draft_model}  # fmt: skip
+           "attention": attention or None, "stream": stream or None, "draft_model": draft_model,
+           "rescore": rescore}  # fmt: skip
     speculate = 4 if draft_model is not None and speculate is None else speculate
     if stream and speculate:
         raise UserError(

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from regard.errors import UserError
 
 from .app import AsJson, app, dump
+from .bar import counting
 from .evaluate import examples
 from .predict import RunFolder, open_run
 from .train import BadLines, Columns, Data, Source, Target
@@ -39,14 +39,12 @@ def shortlist(
     if not getattr(loaded, "pairs", False) or loaded.takes != "texts":
         raise UserError("a shortlist is for a run that turns a text into another")
     lines = examples(loaded, data, source, target, columns, "train", bad_lines)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
+    with counting("reading", lines.count, Console(stderr=True)) as tick:
 
         def pairs() -> Iterator[tuple[list[int], list[int]]]:
             rows = iter(lines)
             while some := list(islice(rows, 1000)):
-                progress.advance(task, len(some))
+                tick(len(some))
                 sources, targets = (list(side) for side in zip(*some, strict=True))
                 yield from zip(loaded.source.encode(sources), loaded.target.encode(targets), strict=True)
 

@@ -76,6 +76,13 @@ Freeze = Annotated[
 Lora = Annotated[
     int | None, typer.Option("--lora", metavar="RANK", rich_help_panel=FINE_TUNING, help="Train LoRA matrices only.")
 ]
+Teacher = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", rich_help_panel=DATA, help="Learn what this run answers instead of the targets (see regard "
+        "distill); its tokenizer and, without --data, its data are used.",
+    ),
+]  # fmt: skip
 Lr = Annotated[float | None, typer.Option(rich_help_panel=OPTIMIZATION, help="Peak learning rate (train.lr).")]
 BatchTokens = Annotated[
     int | None,
@@ -171,6 +178,7 @@ def train(
         ),
     ] = None,
     any_reference: AnyReference = False,
+    teacher: Teacher = None,
     origin: Origin = None,
     task: Task = None,
     freeze: Freeze = None,
@@ -220,6 +228,8 @@ def train(
             prepared = jobs.resume(resume, bounds, bar.say, bar.tick, device, threads)
         else:
             if recipe is None and origin is None:
+                if teacher is not None:
+                    raise UserError(f"which recipe is the student? Say, regard train nat --teacher {teacher}")
                 if data is None and source is None:
                     raise UserError("what to learn from? Say regard train --data FILE, or --resume RUN")
                 given = picking.DataArguments(data, source, target, columns, header, bad_lines)
@@ -252,7 +262,8 @@ def train(
                 recipe or "", str(out or next_folder(name)), size, [*chosen, *(sets or [])], data, source, target, dev,
                 test, columns, bad_lines, tokenizer=tokenizer, vocab=vocab, lowercase=lowercase, metrics=metric or [],
                 any_reference=any_reference, device=device or "cpu", threads=threads,
-                origin=origin and str(origin), task=task, lora=lora or 0, header=header, as_published=as_published,
+                origin=origin and str(origin), teacher=teacher and str(teacher), task=task,
+                lora=lora or 0, header=header, as_published=as_published,
             )  # fmt: skip
             prepared = jobs.start(job, bar.say, bar.tick)
         run = prepared.train(bar.report)

@@ -35,6 +35,14 @@ class Length(nn.Module):
         """Return the `count` most probable canvases of every row, or fewer where there are no more."""
         raise NotImplementedError
 
+    def fits(self, sources: Tensor, needed: Tensor) -> Tensor:
+        """Return for pairs (pairs,) whether a canvas can have as many positions as needed. sources: their lengths."""
+        return torch.ones_like(needed, dtype=torch.bool)
+
+    def remedy(self, sources: Tensor, needed: Tensor) -> str:
+        """Return the setting with which all these pairs would fit, such as model.length.ratio=2.5."""
+        raise NotImplementedError
+
     def loss(self, memory: Memory, lengths: Tensor, copies: Tensor | None) -> Tensor | None:
         """Return the loss (batch,) of the true lengths (batch,) or copies (batch, source); None: nothing to learn."""
         return None

@@ -143,11 +143,6 @@ class Model(nn.Module):
         """The longest source that the encoder's positions allow; None: any."""
         return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
 
-    @property
-    def is_parallel(self) -> bool:
-        """Whether the decoder writes all tokens at once."""
-        return self.length is not None
-
     def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """source (batch, source time) -> the memory for cross-attention."""
         if self.encoder is None or self.source_embed is None:
@@ -371,7 +366,7 @@ class Model(nn.Module):
     def _check_can_step(self) -> None:
         if self.head.pools:
             raise UserError("this model gives one output per sequence, so it does not step; call it on whole ones")
-        if self.is_parallel:
+        if self.length is not None:
             raise UserError("this decoder writes all tokens at once, so it does not step; call it on a whole canvas")
         if not self.stack.streams or not self.head.streams:
             raise UserError("this model looks ahead, so it does not step; call it on whole sequences")

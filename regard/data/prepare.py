@@ -97,6 +97,19 @@ class PreparedDataset:
         return tuple([values[offsets[at] : offsets[at + 1]] for values, offsets in self._parts[part]])
 
 
+class Subset:
+    """Some examples of prepared data."""
+
+    def __init__(self, data: PreparedDataset, numbers: np.ndarray):
+        self.data, self.numbers, self.lengths = data, numbers, data.lengths[numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        return self.data[int(self.numbers[index])]
+
+
 def _to_numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=True)
 

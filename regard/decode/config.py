@@ -118,7 +118,7 @@ class DecodeConfig:
             )
         if not self.samples and any(getattr(self, name) != getattr(DecodeConfig, name) for name in SAMPLING):
             raise UserError("top_k, top_p and min_p say how to sample: give decode.temperature as well")
-        if self.num_return > self.beam:
+        if self.num_return > max(self.beam, self.length_beam):
             raise UserError(
                 f"{self.num_return} answers for each input need a beam of at least {self.num_return}, not {self.beam}"
             )
@@ -141,6 +141,8 @@ class DecodeConfig:
         if default.items() <= kept.items() and any(name in table for name in STRATEGY):
             kept |= {name: getattr(cls, name) for name in default}
         dropped = ()  # settings of the other strategy
+        if base.strategy:  # of a decoder that writes all at once, whose answers differ in their lengths
+            return cls(**kept | table)
         if table.get("beam", 1) > 1 or table.get("num_return", 1) > 1:
             kept["beam"] = max(base.beam, table.get("num_return", 1))
             dropped = ("temperature", *SAMPLING, "repetition_penalty")

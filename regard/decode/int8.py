@@ -17,8 +17,8 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from regard.bases.replace import replace_modules
 from regard.core import Context, Head, Model, Position, UserError
-from regard.core.passes import replace_modules
 from regard.native.decode import apply, linear_params
 from regard.native.structs import LinearParams
 from regard.ops.dispatch import FEW_ROWS, inference_kernels, is_few_rows, is_plain_linear

@@ -4,13 +4,14 @@
     p    = softmax(x W^T + b)
 
 Rows are processed in chunks and the gradient is computed with the loss, so that a batch of 4,096 tokens over a
-vocabulary of 10,000 needs no 160 MB of logits, written and read several times.
+vocabulary of 10,000 needs no 160 MB of logits, written and read several times. `log_partition` is for losses that need
+the log-probabilities of several tokens at a position: log p[y] = x W[y]^T + b[y] - log_partition.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -93,6 +94,50 @@ class _FusedCrossEntropy(torch.autograd.Function):
         again = private.keeps_graph()  # the saved gradients may be needed again
         scale = torch.mul if again else Tensor.mul_
         return *(None if g is None else scale(g, grad) for g in ctx.saved_tensors), None, None
+
+
+class _LogPartition(torch.autograd.Function):
+    """As above, for gradients that are known only in the backward pass, which computes e and m again:
+
+    dx = g (e W) / m        dW = e^T (g x / m)        for a gradient g of each row
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, table: Tensor, bias: Tensor | None):  # type: ignore[override]
+        ctx.save_for_backward(x, table, bias)
+        logs = x.new_empty(len(x))
+        for rows, _, top, mass in _chunks(x, table, bias):
+            logs[rows] = ((top + mass.log2()) / LOG2_E)[:, 0]
+        return logs
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        x, table, bias = ctx.saved_tensors
+        dx, dtable = torch.empty_like(x), torch.zeros_like(table)
+        dbias = None if bias is None else torch.zeros_like(bias)
+        for rows, e, _, mass in _chunks(x, table, bias):
+            share = grad[rows, None] / mass
+            torch.mm(e, table, out=dx[rows]).mul_(share)
+            dtable.addmm_(e.T, x[rows] * share)
+            if dbias is not None:
+                dbias.addmv_(e.T, share[:, 0])
+        return dx, dtable, dbias
+
+
+def _chunks(x: Tensor, table: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Yield chunks of rows with their e, in a buffer that the next chunk overwrites, the largest logit and m."""
+    buffer = x.new_empty(min(MAX_ROWS, len(x)), table.shape[0])
+    first_token = torch.zeros(MAX_ROWS, 1, dtype=torch.long, device=x.device)
+    for begin in range(0, len(x), MAX_ROWS):
+        rows = slice(begin, min(begin + MAX_ROWS, len(x)))
+        logits = torch.mm(x[rows] * LOG2_E, table.T, out=buffer[: rows.stop - begin])
+        e, top, mass, _ = _exponentials(logits, bias, first_token[: len(logits)])
+        yield rows, e, top, mass
+
+
+def log_partition(x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., width), table (vocab, width) -> (...), the log of the sum over the vocabulary of exp(x W^T + b)."""
+    return _LogPartition.apply(x.reshape(-1, x.shape[-1]), table, bias).view(x.shape[:-1])
 
 
 def _round_up(rows: int, step: int) -> int:

@@ -17,12 +17,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def ctc_loss(log_probs: Tensor, targets: Tensor, canvas: Tensor, lengths: Tensor, blank: int) -> Tensor:
+def ctc_loss(blank: Tensor, match: Tensor, targets: Tensor, canvas: Tensor, lengths: Tensor) -> Tensor:
     """Return -log p(targets) (batch,): infinite where a canvas is too short for its target.
 
-    log_probs: (batch, n, vocab); targets: (batch, m); canvas, lengths: (batch,) how many of n and of m are real.
+    blank:   (batch, n) the log-probability of the blank at each position.
+    match:   (batch, n, m) the log-probability of each target token at each position.
+    targets: (batch, m); canvas, lengths: (batch,) how many of n and of m are real.
     """
-    return F.ctc_loss(log_probs.transpose(0, 1), targets, canvas, lengths, blank, reduction="none")
+    first = (targets[:, :, None] == targets[:, None]).long().argmax(-1)  # equal tokens are one class
+    logs = torch.cat((blank[..., None], match), -1)
+    loss = F.ctc_loss(logs.transpose(0, 1), first + 1, canvas, lengths, blank=0, reduction="none")
+    # torch adds exp(logs) to the gradient, which the backward pass of a log-softmax over all tokens would cancel.
+    real = torch.arange(logs.shape[1], device=logs.device) < canvas[:, None]
+    mass = (logs.exp() * real[..., None]).sum((1, 2))
+    return loss - (mass - mass.detach())
 
 
 def needed(targets: Tensor, valid: Tensor | None = None) -> Tensor:

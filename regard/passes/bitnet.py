@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.replace import replace_modules
 from regard.core import Norm, Pass, UserError, part, restore
-from regard.core.passes import replace_modules
 from regard.errors import nearest, short
 from regard.files.paths import must_be_new
 from regard.ops.dispatch import is_plain_linear

@@ -23,6 +23,7 @@ class Job:
     task:          classify, match or tag: the objective and the head are those of the task, whatever the recipe has.
     header:        yes or no: the first line of a table names its columns, or is an example; None: decided by its words.
     lora:          the rank of LoRA adapters that are trained instead of the model; 0: the model itself is trained.
+    teacher:       a run folder whose answers to the training sources are learned instead of the targets.
     as_published:  settings that are not given are those of the recipe, not chosen by the budget and the data.
     """
 
@@ -51,3 +52,4 @@ class Job:
     lora: int = 0
     header: str | None = None
     as_published: bool = False
+    teacher: str | None = None

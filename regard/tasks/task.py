@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from regard import metrics as measures
 from regard.core import Model, Pattern, Stack, UserError
-from regard.data import Batches, Corpus, CorpusSplit, PreparedDataset, Tokenizer, open_corpus, prepare
+from regard.data import Batches, Corpus, CorpusSplit, Tokenizer, open_corpus, prepare
+from regard.data.batches import SequenceDataset
 from regard.data.prepare import Coder
 from regard.parts.objectives.next_token import NextToken
 from regard.parts.objectives.objective import Objective
@@ -167,7 +168,7 @@ class Task:
         """Return the encoder of records; None: one tokenizer per column."""
         return None
 
-    def prepare(self, model: Model, lines: CorpusSplit, name: str, say: Say, tick: Tick) -> PreparedDataset:
+    def prepare(self, model: Model, lines: CorpusSplit, name: str, say: Say, tick: Tick) -> SequenceDataset:
         """Return the tokenized data, without examples that exceed a batch or the positions of the model."""
         most = min(self.job.longest or self.settings.batch_tokens, self.settings.batch_tokens)
         reach = model.source_limit if model.kind == "encoder-decoder" else model.limit

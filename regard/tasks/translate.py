@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from regard import metrics as measures
 from regard.core import Model, UserError
-from regard.data import Batches, BucketedBatches, Corpus, CorpusSplit, PreparedDataset, first_epoch
-from regard.data.batches import Fertilities
+from regard.data import Batches, BucketedBatches, Corpus, CorpusSplit, first_epoch
+from regard.data.batches import Fertilities, SequenceDataset
 
 from .dev import Dev, group_references
 from .task import DEV_TOKENS, Say, Task, Tick, no_progress, say_nothing
@@ -33,7 +33,7 @@ class Pairs(Task):
             fertilities=self.fertilities(model, data),
         )  # fmt: skip
 
-    def fertilities(self, model: Model, data: PreparedDataset) -> Fertilities | None:
+    def fertilities(self, model: Model, data: SequenceDataset) -> Fertilities | None:
         """Return a function for the fertilities of a pair; None: the model does not learn them."""
         return None
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,9 +19,10 @@ import tomli_w
 import torch
 
 from regard.core import Embed, Model, UserError, build, find
-from regard.data import Corpus, CorpusSplit, ResumableBatches, overlap
+from regard.data import Corpus, CorpusSplit, ResumableBatches, open_corpus, overlap
 from regard.data.layout import layout_of
 from regard.decode import DecodeConfig
+from regard.distill import check_teacher, distill
 from regard.errors import in_one_line, short
 from regard.files import recipe as recipes
 from regard.files.paths import check_run_folder
@@ -30,8 +33,10 @@ from regard.runs.job import Job
 from regard.runs.session import PATHS, absolute_paths, session
 from regard.runs.settings import Settings
 from regard.tasks import Say, Task, Tick, no_progress, task_of
+from regard.tasks.load import load
 from regard.tasks.reader import Reader
 from regard.tasks.run import Run
+from regard.tasks.translate import Pairs
 
 from . import automatic, origin
 from .automatic import Choice
@@ -68,17 +73,22 @@ class Prepared:
             self.settings = self.settings.until(bounds)
         self.task = self._task()(job, self.settings, self.recipe.get("objective"))
         self._check()
+        self.teacher = self._load_teacher()
         self.corpus = self._open()
         if run_info:
             self._load_tokenizers()
         elif job.origin:
             self.task.inherit_tokenizers(*load_tokenizers(Path(job.origin)), self.corpus)
+        elif self.teacher is not None and not self.teacher.converted and not (job.tokenizer or job.vocab):
+            self.task.inherit_tokenizers(self.teacher.source, self.teacher.target, self.corpus)
         else:
             self._choose_tokenizer()
             self.task.learn_tokenizers(self.corpus, tick)
         self.model = self._build()
         self._write()
         try:
+            if job.teacher:
+                self.corpus = self._distilled()
             self.trainer = self._trainer(reset_patience=bool(bounds))
         except UserError:
             if not run_info:  # so that the folder can be used for another attempt
@@ -113,6 +123,36 @@ class Prepared:
         DecodeConfig.read(self.recipe.get("decode", {}))
         self.task.set_metrics([*job.metrics, s.metric])
         check_device(job.device)
+
+    def _load_teacher(self) -> Run | None:
+        """Return the teacher whose answers are still to be written; None: there is none, or they are."""
+        if not self.job.teacher or self._distilled_path.exists():
+            return None
+        if not isinstance(self.task, Pairs):
+            raise UserError(f"a teacher is for recipes that turn a text into another, and '{self.name}' does not")
+        teacher = load(self.job.teacher, self.job.device)
+        check_teacher(teacher)
+        return teacher  # type: ignore[return-value]
+
+    @property
+    def _distilled_path(self) -> Path:
+        return self.folder / "data" / "distilled.jsonl"
+
+    def _distilled(self) -> Corpus:
+        """Return the corpus with the teacher's answers in place of the targets of the training data."""
+        if self.teacher is not None:
+            done, begun = 0, time.perf_counter()
+
+            def tick(count: int) -> None:
+                nonlocal done
+                done += count
+                self.tick(f"distilling, of {self.corpus.train.count:,} sources", done)
+
+            found = distill(self.teacher, self.corpus.train, self._distilled_path, tick=tick)
+            seconds = time.perf_counter() - begun
+            self.say(f"distilled: {found}, as {short(self.job.teacher)} answers them ({seconds:.0f} s)")
+        lines = open_corpus(self._distilled_path, dev=0, test=0, max_chars=sys.maxsize).train
+        return Corpus(lines, self.corpus.dev, self.corpus.test, [])
 
     def _open(self) -> Corpus:
         corpus = self.task.open(lambda n: self.tick("reading", n))
@@ -275,6 +315,8 @@ class Prepared:
 def start(job: Job, say: Say = print, tick: Tick = no_progress) -> Prepared:
     """Prepare a new run. A folder that holds a run already is refused."""
     run = Path(job.run)
+    if job.teacher and job.data is None and job.source is None:
+        job = _with_data_of_teacher(job)
     with checkpoint.locked(run):
         if (run / "run.json").exists():
             raise UserError(
@@ -282,8 +324,22 @@ def start(job: Job, say: Say = print, tick: Tick = no_progress) -> Prepared:
             )
         names = PATHS if job.data else (*PATHS, "source", "target")  # else these are endings, such as en and de
         names = names if job.origin is None else (*names, "origin")
+        names = names if job.teacher is None else (*names, "teacher")
         rooted: dict[str, Any] = {name: absolute_paths(getattr(job, name)) for name in names}
         return Prepared(replace(job, **rooted), say, tick, None, None)
+
+
+def _with_data_of_teacher(job: Job) -> Job:
+    """Return the job with the data that its teacher was trained on."""
+    assert job.teacher is not None
+    if not Path(job.teacher).is_dir():
+        raise UserError(f"there is no run folder '{short(job.teacher)}'")
+    own = read_run_json(Path(job.teacher)).get("job", {})
+    if not isinstance(own, dict) or (own.get("data") is None and own.get("source") is None):
+        raise UserError(f"{short(job.teacher)} does not record its training data: name some with --data")
+    given = {name: getattr(job, name) for name in ("dev", "test", "columns", "header")}
+    names = ("data", "source", "target", *(name for name, value in given.items() if value is None))
+    return replace(job, **{name: own.get(name) for name in names}, bad_lines=own.get("bad_lines", job.bad_lines))
 
 
 def resume(

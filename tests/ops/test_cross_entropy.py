@@ -54,3 +54,20 @@ def test_nothing_asked():
     loss.backward()
     assert float(loss.detach()) == 0
     assert torch.equal(x.grad, torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [5, 512])
+def test_log_partition_equals_plain(with_bias, rows, monkeypatch):
+    """Values and gradients, in chunks and at once, in both number formats."""
+    monkeypatch.setattr(fused, "MAX_ROWS", rows)
+    for dtype in (torch.float64, torch.float32):
+        x, table = torch.randn(2, 7, 5, dtype=dtype, requires_grad=True), torch.randn(11, 5, dtype=dtype)
+        table.requires_grad_()
+        bias = torch.randn(11, dtype=dtype, requires_grad=True) if with_bias else None
+        wanted, weights = [t for t in (x, table, bias) if t is not None], torch.randn(2, 7, dtype=dtype)
+        plain, found = F.linear(x, table, bias).logsumexp(-1), fused.log_partition(x, table, bias)
+        torch.testing.assert_close(found, plain)
+        expected = torch.autograd.grad((weights * plain).sum(), wanted)
+        for ours, theirs in zip(torch.autograd.grad((weights * found).sum(), wanted), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)

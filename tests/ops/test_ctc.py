@@ -24,14 +24,23 @@ def enumerated(log_probs):
 
 
 def test_loss_is_the_sum_over_all_alignments():
+    """Also its gradient, of logits that a softmax over the whole vocabulary follows."""
     torch.manual_seed(0)
-    log_probs = torch.randn(3, N, VOCAB, dtype=torch.float64).log_softmax(-1)
+    logits = torch.randn(3, N, VOCAB, dtype=torch.float64, requires_grad=True)
+    log_probs = logits.log_softmax(-1)
     targets, lengths = torch.tensor([[0, 0, 1], [3, 1, 0], [1, 1, 1]]), torch.tensor([3, 2, 3])
     canvas = torch.tensor([N, 3, N - 1])
-    found = ctc.ctc_loss(log_probs, targets, canvas, lengths, BLANK)
-    for row in range(2):
-        every = enumerated(log_probs[row, : canvas[row]])
-        torch.testing.assert_close(-found[row], every[tuple(targets[row, : lengths[row]].tolist())])
+    match = log_probs.gather(2, targets[:, None].expand(-1, N, -1))
+    found = ctc.ctc_loss(log_probs[..., BLANK], match, targets, canvas, lengths)
+    every = [enumerated(log_probs[row, : canvas[row]]) for row in range(2)]
+    wanted = [-all_targets[tuple(targets[row, : lengths[row]].tolist())] for row, all_targets in enumerate(every)]
+    torch.testing.assert_close(found[:2], torch.stack(wanted))
+    weights = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    ours, theirs = (
+        torch.autograd.grad((weights * one).sum(), logits, retain_graph=True)[0]
+        for one in (found[:2], torch.stack(wanted))
+    )
+    torch.testing.assert_close(ours[:2], theirs[:2])
     assert found[2] == torch.inf  # three equal tokens need two blanks between them
     assert ctc.needed(targets, torch.arange(3) < lengths[:, None]).tolist() == [4, 2, 5]
     assert ctc.needed(targets).tolist() == [4, 3, 5]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import build
-from regard.core import BLANK, Model
+from regard.core import BLANK, Model, source_lengths
 from regard.decode import DecodeConfig
 from regard.decode.canvas import Canvas, Marks
 from regard.decode.mask_predict import mask_predict
@@ -107,7 +107,7 @@ def vanilla(golden: Golden) -> list[Finding]:
     first = model.embed.table[golden.input("src")[:, :1]] * model.embed.scale
     logits, memory = run(golden, model, torch.full_like(prev, BLANK), first)
     lengths = (tgt != PAD).sum(1)
-    classes = lengths - model.length._first(memory)
+    classes = lengths - model.length.first(source_lengths(memory))
     encoder = {"encoder_out": memory.x.transpose(0, 1)}
     found = golden.compare(
         {"word_logits": logits, "length_logits": model.length.logits(memory), "length_target": classes, **encoder}

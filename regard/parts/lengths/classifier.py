@@ -36,18 +36,25 @@ class Classifier(Length):
         real = memory.valid[..., None].to(x.dtype)
         return F.linear((x * real).sum(1) / real.sum(1), self.table)
 
-    def _first(self, memory: Memory) -> Tensor:
-        """Return the length (batch,) that class 0 stands for."""
-        lengths = source_lengths(memory)
-        return lengths - self.classes // 2 if self.offset else torch.zeros_like(lengths)
+    def first(self, sources: Tensor) -> Tensor:
+        """Return the length (batch,) that class 0 stands for. sources: lengths of the sources."""
+        return sources - self.classes // 2 if self.offset else torch.zeros_like(sources)
+
+    def fits(self, sources: Tensor, needed: Tensor) -> Tensor:
+        at = needed - self.first(sources)
+        return (at >= 0) & (at < self.classes)
+
+    def remedy(self, sources: Tensor, needed: Tensor) -> str:
+        classes = 2 * (needed - sources).abs() + 2 if self.offset else needed + 1
+        return f"model.length.classes={int(classes.max())}"
 
     def candidates(self, memory: Memory, count: int) -> Canvases:
-        lengths = self._first(memory)[:, None] + torch.arange(self.classes, device=memory.x.device)
+        lengths = self.first(source_lengths(memory))[:, None] + torch.arange(self.classes, device=memory.x.device)
         logs = self.logits(memory).log_softmax(-1).masked_fill(lengths < 1, -torch.inf)
         best, at = torch.sort(logs, dim=-1, descending=True, stable=True)
         count = min(count, self.classes)
         return Canvases(lengths.gather(1, at[:, :count]).clamp(min=1), best[:, :count])
 
     def loss(self, memory: Memory, lengths: Tensor, copies: Tensor | None) -> Tensor:
-        at = (lengths - self._first(memory)).clamp(0, self.classes - 1)
+        at = (lengths - self.first(source_lengths(memory))).clamp(0, self.classes - 1)
         return self.weight * F.cross_entropy(self.logits(memory), at, reduction="none")

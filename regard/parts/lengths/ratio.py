@@ -6,7 +6,10 @@ alignment (CTC), a path (DAG), or as what stands before the first end token.
 Libovicky and Helcl 2018, arXiv:1811.04719; Huang et al. 2022, arXiv:2205.07459.
 """
 
+import math
+
 import torch
+from torch import Tensor
 
 from regard.core import Canvases, Length, Memory, UserError, source_lengths
 
@@ -25,6 +28,16 @@ class Ratio(Length):
             raise UserError(f"ratio must be above 0 and extra not below, not {ratio:g} and {extra}")
         self.ratio, self.extra = ratio, extra
 
+    def positions(self, sources: Tensor) -> Tensor:
+        return (sources.double() * self.ratio).ceil().long() + self.extra
+
+    def fits(self, sources: Tensor, needed: Tensor) -> Tensor:
+        return needed <= self.positions(sources)
+
+    def remedy(self, sources: Tensor, needed: Tensor) -> str:
+        ratio = ((needed - self.extra).double() / sources).max()
+        return f"model.length.ratio={math.ceil(10 * float(ratio)) / 10:g}"
+
     def candidates(self, memory: Memory, count: int) -> Canvases:
-        lengths = (source_lengths(memory).double() * self.ratio).ceil().long() + self.extra
+        lengths = self.positions(source_lengths(memory))
         return Canvases(lengths[:, None], torch.zeros_like(lengths[:, None], dtype=memory.x.dtype))

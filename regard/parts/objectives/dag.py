@@ -6,6 +6,7 @@ path are shown. Huang et al. 2022, "Directed Acyclic Transformer", arXiv:2205.07
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from regard.ops import dag
 
 from .glancing import Glancing
 from .objective import Loss
-from .parallel import SpecialTokens, check_canvas, hidden, logits_of, mask, positions
+from .parallel import SpecialTokens, check_canvas, hidden, log_probs_of, logits_of, mask, positions
 
 
 class Dag(Glancing):
@@ -25,6 +26,10 @@ class Dag(Glancing):
 
     def __init__(self, special: SpecialTokens, smoothing: float = 0.0, ratio: float = 0.5, last_ratio: float = 0.1):
         super().__init__(special, smoothing, ratio, last_ratio)
+
+    @staticmethod
+    def needed(target: np.ndarray) -> int:
+        return len(target) + 1  # the start token
 
     def target_loss(self, model: Model, batch: Batch, memory: Memory) -> Loss:
         assert model.length is not None
@@ -36,24 +41,20 @@ class Dag(Glancing):
         tokens = torch.full_like(valid, BLANK, dtype=torch.long)
         if model.training:
             with torch.no_grad():
-                logs, links = self.graph(model, *hidden(model, tokens, mask(valid), memory))
-                path = dag.best_alignment(_match(logs, targets), links, lengths, vertices)
-                said = logs.argmax(-1).gather(1, path.clamp(min=0))
+                x, context = hidden(model, tokens, mask(valid), memory)
+                match, links = self.graph(model, x, context, targets)
+                path = dag.best_alignment(match, links, lengths, vertices)
+                said = logits_of(model, x, context).argmax(-1).gather(1, path.clamp(min=0))
                 shown = self.shown(said, targets.masked_fill(path < 0, IGNORE), self.ratio_at(batch.progress))
             padded = torch.cat((tokens, tokens[:, :1]), 1)  # a last column for what is not shown
             at = torch.where(shown, path, tokens.shape[1])
             tokens = padded.scatter(1, at, torch.where(shown, targets, BLANK))[:, :-1]
-        logs, links = self.graph(model, *hidden(model, tokens, mask(valid), memory))
-        loss = -dag.log_likelihood(_match(logs, targets), links, lengths, vertices).sum()
+        match, links = self.graph(model, *hidden(model, tokens, mask(valid), memory), targets)
+        loss = -dag.log_likelihood(match, links, lengths, vertices).sum()
         return Loss(loss, loss.detach(), batch.count)
 
     @staticmethod
-    def graph(model: Model, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of tokens (batch, n, vocab), and of links (batch, n, n)."""
+    def graph(model: Model, x: Tensor, context: Context, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities (batch, m, n) of target tokens at vertices, and those (batch, n, n) of links."""
         links = model.head.links(x, context)  # type: ignore[operator]
-        return logits_of(model, x, context).log_softmax(-1), links
-
-
-def _match(logs: Tensor, targets: Tensor) -> Tensor:
-    """Return the log-probability (batch, m, n) of each target token at each vertex."""
-    return logs.gather(2, targets[:, None].expand(-1, logs.shape[1], -1)).mT
+        return log_probs_of(model, x, context, targets).mT, links

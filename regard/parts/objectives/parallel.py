@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import BLANK, Context, Memory, Model, UserError
 from regard.data.batches import IGNORE, Batch
+from regard.ops.cross_entropy import log_partition
 
 from .next_token import token_loss
 from .objective import Loss
@@ -40,6 +43,11 @@ class Parallel:
 
     def __init__(self, special: SpecialTokens, smoothing: float = 0.0):
         self.special, self.smoothing = special, smoothing
+
+    @staticmethod
+    def needed(target: np.ndarray) -> int:
+        """Return the positions that a canvas must have for a target, which ends with the end token."""
+        return len(target)
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         memory = encoded(model, batch)
@@ -108,6 +116,21 @@ def logits_of(model: Model, x: Tensor, context: Context) -> Tensor:
     """Return logits in float32 or better."""
     logits = model.head(x, context)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def log_probs_of(model: Model, x: Tensor, context: Context, tokens: Tensor) -> Tensor:
+    """Return the log-probabilities (batch, n, m) of a few tokens (batch, m) of each row at all its positions."""
+    linear = model.head.linear(x, context)
+    if linear is None:
+        logs = logits_of(model, x, context).log_softmax(-1)
+        return logs.gather(2, tokens[:, None].expand(-1, logs.shape[1], -1))
+    vectors, table, bias = linear
+    with torch.autocast(x.device.type, enabled=False):  # log-probabilities need the precision of the table
+        vectors = vectors.to(table.dtype)
+        logits = vectors @ F.embedding(tokens, table).mT
+        if bias is not None:
+            logits = logits + bias[tokens][:, None]
+        return logits - log_partition(vectors, table, bias)[..., None]
 
 
 def check_canvas(needed: Tensor, lengths: Tensor, what: str) -> None:
