@@ -185,8 +185,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the result into bench/RESULTS.md")
     given = parser.parse_args()
     bench = Bench(given.pair, given.runs, given)
-    wanted = dict.fromkeys((one.run, one) for one in systems())
-    for name, one in wanted:
+    for name, one in {one.run: one for one in systems()}.items():
         if not given.only or name in given.only or name == TEACHER:
             bench.train(one.recipe, one.distilled)
     if given.train_only:

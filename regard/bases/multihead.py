@@ -28,10 +28,8 @@ from regard.ops.attention import projected_attention
 from regard.ops.dispatch import (
     NOT_PLAIN,
     SEPARATE,
-    inference_kernels,
     inside_touched,
     is_few_rows,
-    kernels_for,
     note,
     plain_linears,
     why_no_kernels,
@@ -190,9 +188,8 @@ class MultiHead(Mixer[Cache | Source]):
             return "separate ops are faster for so few rows without gradients"
         projections = [tensor for m in linears for tensor in (m.weight, m.bias)]  # type: ignore[union-attr]
         memory = None if self.over == "self" else self._memory(context).x
-        kernels = kernels_for(x, memory, *projections)  # type: ignore[arg-type]
-        if kernels is None:
-            return why_no_kernels(x, memory, *projections)  # type: ignore[arg-type]
+        if why := why_no_kernels(x, memory, *projections):  # type: ignore[arg-type]
+            return why
         if memory is not None:
             if len(memory) != len(x) or not memory.numel():
                 return "rows share a memory, or it is empty"
@@ -205,7 +202,7 @@ class MultiHead(Mixer[Cache | Source]):
         causal = mask.causal_only and not self._biased
         added = None if causal else self._attn_mask(mask, x)
         heads = (self.heads, self.kv_heads)
-        return projected_attention(kernels, x, memory, projections, heads, self.score.factor, added, causal)  # type: ignore[arg-type]
+        return projected_attention(x, memory, projections, heads, self.score.factor, added, causal)  # type: ignore[arg-type]
 
     def _whole(self, context: Context) -> AttentionMask:
         """Return the mask of a whole sequence."""
@@ -389,7 +386,7 @@ class MultiHead(Mixer[Cache | Source]):
         rows must write to the same slot, which no row needs any more."""
         if x.shape[1] > 1 or context.valid is not None or not self._can_share_rows:
             return False
-        if torch.is_grad_enabled() or inference_kernels(x) is None:
+        if torch.is_grad_enabled() or why_no_kernels(x):
             return False
         return context.cached("even", lambda: bool((context.positions == context.positions[:1]).all()))
 

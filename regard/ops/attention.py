@@ -136,15 +136,17 @@ class _Attend(torch.autograd.Function):
 
 
 def projected_attention(
-    kernels: Kernels, x: Tensor, memory: Tensor | None, projections: Sequence[Tensor | None], heads: tuple[int, int],
+    x: Tensor, memory: Tensor | None, projections: Sequence[Tensor | None], heads: tuple[int, int],
     scale: float, attn_mask: Tensor | None, causal: bool,
 ) -> Tensor:  # fmt: skip
-    """x (batch, n, width) -> (batch, n, width): projections to q, k and v, attention, and the output projection.
+    """x (batch, n, width) -> (batch, n, width): projections to q, k and v, attention, and the output projection, for
+    tensors that the kernels take (dispatch.why_no_kernels).
 
     memory:      (batch, m, width) the source of keys and values; None: x.
     projections: weight and bias of each of the four.
     heads:       numbers of query heads and of key heads.
     """
+    kernels = kernels_for(x, memory, *projections)
     return _ProjectedAttention.apply(kernels, x, memory, heads, scale, attn_mask, causal, *projections)
 
 

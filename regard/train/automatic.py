@@ -32,6 +32,7 @@ TEXT_DROPOUT = ((30, 0.1), (100, 0.2), (math.inf, 0.3))  # a language model over
 FINE_TUNING_BATCH_SIZE = 16  # sequences
 SIZED_TOKENIZERS = ("bpe", "unigram", "wordpiece")  # tokenizers that can be trained to any vocabulary size
 TASKS_WITH_NEW_HEAD = ("Labels", "Matches", "Tags")  # tasks whose answers come from a new head
+PAIRS = ("Pairs", "ParallelPairs")  # tasks that turn a text into another
 MANY_CLASSES = 10  # a new head with more classes gets a higher learning rate
 SMALL_DATA = 50_000  # with fewer examples, fine-tuning freezes the embeddings
 TOKENIZER_SAMPLE_SIZE = 10_000  # records by which the tokenizer of pairs is chosen
@@ -84,7 +85,7 @@ def choose_tokenizer(task: str, whole_words: bool, lines: CorpusSplit) -> list[C
         return [Choice("tokenizer", "wordpiece", "tagging"), Choice("vocab", 16000, "most words in one piece")]
     if task == "Text" and characters >= LONG_TEXT:
         return [Choice("tokenizer", "bpe", f"{abbreviate(characters)} characters")]
-    if task == "Pairs":
+    if task in PAIRS:
         return choose_spelling_tokenizer(lines)
     return []
 
@@ -268,7 +269,7 @@ def choose_from_scratch(facts: Facts) -> Iterator[Choice]:
         "train.batch_tokens", default_batch_tokens(facts.parameters), f"{abbreviate(facts.parameters)} parameters"
     )
     yield Choice("train.weight_decay", 0.1)
-    if facts.task == "Pairs":
+    if facts.task in PAIRS:
         yield Choice("train.label_smoothing", 0.1, "translation")
     rate = next(rate for limit, rate in (TEXT_DROPOUT if facts.task == "Text" else DROPOUT) if facts.passes <= limit)
     yield Choice("model.dropout", rate, f"about {facts.passes:.2g} passes over {abbreviate(facts.examples)} examples")

@@ -9,7 +9,7 @@ from regard.native import build, train
 from regard.native.decode import ACTIVATIONS
 from regard.ops import dispatch
 from regard.ops.activation import activation
-from regard.ops.attention import _Attend, projected_attention
+from regard.ops.attention import _Attend, _ProjectedAttention
 from regard.ops.cross_entropy import cross_entropy
 from regard.ops.dropout import STEPS, _DroppedBySeed
 from regard.ops.linear import _Linear
@@ -129,7 +129,7 @@ def test_attention_with_its_maps(threads, known, dtype, across, biased, own, mon
         memory, *rest = rest if across else (None, *rest)
         given = dict(zip(biased, rest[4:], strict=True))
         every = [t for letter, weight in zip(sizes, rest[:4], strict=True) for t in (weight, given.get(letter))]
-        return projected_attention(known, x, memory, every, (4, 2), 0.3, added, causal)
+        return _ProjectedAttention.apply(known, x, memory, (4, 2), 0.3, added, causal, *every)
 
     def torchs(x, *rest):
         memory, *rest = rest if across else (x, *rest)
@@ -149,11 +149,11 @@ def test_attention_teaches_only_who_learns(known, monkeypatch):
     x, *maps = (torch.randn(size) for size in ((2, 5, 8), *[(8, 8)] * 4))
     every = [t for weight in maps for t in (weight, None)]
     maps[1].requires_grad_()
-    y = projected_attention(known, x, None, every, (2, 2), 1.0, None, True)
+    y = _ProjectedAttention.apply(known, x, None, (2, 2), 1.0, None, True, *every)
     (alone,) = torch.autograd.grad(y.sum(), [maps[1]])
     for tensor in (x, *maps):
         tensor.requires_grad_()
-    y = projected_attention(known, x, None, every, (2, 2), 1.0, None, True)
+    y = _ProjectedAttention.apply(known, x, None, (2, 2), 1.0, None, True, *every)
     assert torch.equal(alone, torch.autograd.grad(y.sum(), [x, *maps])[2])
 
 
