@@ -124,7 +124,8 @@ def _decide(op: str, reason: str) -> Kernels | None:
 
 def why_no_kernels(first: Tensor, *others: Tensor | None) -> str:
     """Return why there are no kernels for these tensors; an empty string where there are."""
-    return refusal(first, *others) or why_unavailable()
+    reason = refusal(first, *others)
+    return reason if reason or load_kernels() is not None else why_unavailable() or "there are no kernels"
 
 
 def explain(first: Tensor, *others: Tensor | None) -> str:
