@@ -18,7 +18,7 @@ from regard.data.alignment import TranslationTable
 from regard.data.batches import Fertilities, SequenceDataset
 from regard.data.prepare import Subset
 from regard.decode import DecodeConfig
-from regard.decode.canvas import Marks, strategy_for, write
+from regard.decode.canvas import Marks, blank_canvases, canvases, strategy_for, write
 from regard.decode.rescore import rescore
 from regard.memory import check_fits_memory
 from regard.parts.objectives.objective import Objective
@@ -114,6 +114,15 @@ class ParallelTranslator(Run):
             [self._prediction(one, answer, None) for answer in answers[: config.num_return]]
             for one, answers in zip(coded, found, strict=True)
         ]
+
+    def canvases(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
+        """Yield what stands on the canvas after every pass, for the most probable length."""
+        config = replace(self.config if config is None else config, length_beam=1, num_return=1)
+        tokens, _ = self._padded([one.ids for one in self.encode_inputs([text], config)], self.source.pad)
+        with torch.no_grad():
+            canvas, _ = blank_canvases(self.model, self.model.encode(tokens), config)
+            for found in canvases(self.model, canvas, self.marks, config):
+                yield self.target.decode(found.tokens[0][found.valid[0]].tolist())
 
     def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Return the most inputs of this length in a batch, as logits of all positions are computed together."""
