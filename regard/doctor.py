@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from regard import __version__
 from regard.core import Model, Stack, Towers
 from regard.decode import DecodeConfig, Request, search
+from regard.decode.canvas import Marks, write
 from regard.look.profile import random_batch, random_loss
 from regard.machine import cpu_lines
 from regard.memory import machine_memory
@@ -142,9 +143,14 @@ class _TemporaryBuffers:
 
 @torch.no_grad()
 def _trace_decoding(model: Model | Towers, rows: int, length: int) -> list[dict[str, Any]] | None:
+    model.eval()
+    if isinstance(model, Model) and model.length is not None:
+        with _record_ops() as seen:
+            config = DecodeConfig.read(getattr(model, "recipe", {}).get("decode", {}))
+            write(model, model.encode(*random_batch(model, rows, length)[1:]), Marks(0, 1, 2), config)
+        return _as_rows(seen)
     if isinstance(model, Towers) or model.head.pools or not (model.stack.streams and model.head.streams):
         return None
-    model.eval()
     config = replace(DecodeConfig.read(getattr(model, "recipe", {}).get("decode", {})), speculate=0, shortlist=False)
     if model.limit is not None:
         length = max(min(length, model.limit - NEW_TOKENS), 1)

@@ -22,6 +22,7 @@ from regard.schema import name_of
 from .config import STRATEGIES, DecodeConfig
 from .result import Hypothesis, at_least_float32, check_not_nan
 
+ANY_HEAD = ("parallel", "mask_predict", "ctc")  # strategies that any head can do
 BY_HEAD = {"crf": "viterbi", "dag": "lookahead", "edits": "edit"}  # the strategy of a head that needs one
 
 
@@ -59,6 +60,13 @@ def strategy_for(model: Model, config: DecodeConfig) -> str:
     if needed is not None and head != needed:
         raise UserError(f"the strategy '{name}' needs the head '{needed}', and this model has '{head}'")
     return name
+
+
+def strategies_of(model: Model) -> list[str]:
+    """Return the names of all strategies that a model can be decoded with, the one that its head needs first."""
+    needed = BY_HEAD.get(name_of(model.head))
+    free = () if needed == "edit" else ANY_HEAD  # its canvas is empty at first
+    return [*([needed] if needed else []), *free]
 
 
 def blank_canvases(model: Model, memory: Memory, config: DecodeConfig) -> tuple[Canvas, Tensor]:

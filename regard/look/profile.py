@@ -226,7 +226,7 @@ def random_loss(model: Model | Towers, batch: tuple[Tensor, Tensor | None]) -> T
     x = model.hidden(tokens, context)
     if model.head.pools or tokens.dim() > 2 or model.head.linear(x, context) is None:
         return model.head(x, context).float().square().mean()
-    return token_loss(model, x, context, tokens, 0.0)[0] / tokens.numel()
+    return token_loss(model, x, context, tokens.clamp(min=0), 0.0)[0] / tokens.numel()  # a canvas has blanks below 0
 
 
 def _profiled(labels: PartLabels, step: Callable[[], None]) -> Any:

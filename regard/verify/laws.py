@@ -10,6 +10,7 @@
     branches   several continuations of one state are all right, in any order; or they are refused
     capacity   a state that was started for fewer positions grows, and an empty step changes nothing
     dropout    a step in training mode applies dropout as a forward pass does
+    batches    an answer of a decoder that writes all tokens at once is the same alone and in any batch
     edited     a change to the modules or weights of a model, before or during decoding, takes effect immediately
     gradients  finite, and the same through steps as through the forward pass
     backward   the same through long steps, and through single ones where embeddings are frozen
@@ -582,13 +583,16 @@ def costs(subject: Subject, length: int = 5, past: int = 8) -> Finding:
 
 def laws_for(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     """Return the laws that apply to the subject, by name."""
-    from . import edits
+    from . import canvases, edits
 
     stepping = {"cuts": cuts, "causal": causal, "select": selects, "reorder": reorders, "join": joins, "again": again}
     if subject.is_model:  # slow checks that would repeat themselves for every mixer
         stepping |= {"long": long, "branches": branches, "capacity": capacity, "dropout": drops}
         stepping |= {"backward": long_gradients, "edited": edits.edited}
-    return {**(stepping if subject.streams else {}), "alone": alone, "gradients": gradients, "cost": costs}
+    parallel = {"batches": canvases.batches} if getattr(subject.module, "length", None) is not None else {}
+    return {
+        **(stepping if subject.streams else parallel), "alone": alone, "gradients": gradients, "cost": costs,
+    }  # fmt: skip
 
 
 def check(module: Mixer | Model | Towers, seed: int = 0, without: Collection[str] = ()) -> list[Finding]:

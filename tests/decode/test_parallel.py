@@ -1,20 +1,20 @@
-"""The law of decoders that write all tokens at once: an answer is the same alone, in any batch, in any order and with
-any padding, for every recipe and every strategy that it can be decoded with. A new recipe is tested by being there."""
+"""Decoders that write all tokens at once: their strategies by definition. Their law is regard/verify/canvases.py."""
 
 import pytest
 import torch
 
 import regard
-from regard.core import BLANK, Model, UserError, select
-from regard.decode import DecodeConfig
-from regard.decode.canvas import BY_HEAD, Marks, blank_canvases, canvases, strategy_for, write
+from regard.core import BLANK, Context, Model, UserError, select
+from regard.decode import DecodeConfig, canvas
+from regard.decode.canvas import Marks, blank_canvases, canvases, strategies_of, strategy_for, write
 from regard.files import recipe
 from regard.schema import name_of
+from regard.verify import laws
+from regard.verify.canvases import batches
 from tests.models import shallow
 
 VOCAB, MARKS = 23, Marks(0, 1, 2)
 NAMES = [name for name in recipe.names() if "length" in recipe.load(name)["model"]]
-FREE = ("parallel", "mask_predict", "ctc")  # strategies that any head can do
 LENGTHS = (5, 9, 1, 7, 2)
 
 
@@ -34,35 +34,31 @@ def sources(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return source, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
-def cases() -> list[tuple[str, str]]:
-    found = []
-    for name in NAMES:
-        head = recipe.load(name)["model"].get("head", "vocabulary")
-        needed = BY_HEAD.get(head["part"] if isinstance(head, dict) else head)
-        free = () if needed == "edit" else FREE  # its canvas is empty at first
-        found += [(name, strategy) for strategy in (*([needed] if needed else []), *free)]
-    return found
-
-
 def answers(model: Model, source: torch.Tensor, valid: torch.Tensor | None, config: DecodeConfig) -> list:
     with torch.no_grad():
         return write(model, model.encode(source, valid), MARKS, config)
 
 
-@pytest.mark.parametrize(("name", "strategy"), cases())
-def test_an_answer_does_not_depend_on_its_batch(name, strategy):
+@pytest.mark.parametrize("name", NAMES)
+def test_the_law_has_answers_to_compare(name):
+    """The law `batches` (regard/verify/canvases.py) runs over every recipe; here its answers are not empty, and a
+    canvas whose padding counts is found out."""
     model = make(name)
-    config = DecodeConfig(strategy=strategy, iterations=4, length_beam=3)
     source, valid = sources()
-    together = answers(model, source, valid, config)
-    assert any(one.tokens for row in together for one in row)
-    for row, length in enumerate(LENGTHS):
-        same(answers(model, source[row : row + 1, :length], None, config), together[row : row + 1])
-    order = torch.tensor([3, 0, 4, 2, 1])
-    same(answers(model, source[order], valid[order], config), [together[row] for row in order.tolist()])
-    wider = torch.cat((source, torch.randint(VOCAB, (len(source), 6))), 1)
-    mask = torch.cat((valid, torch.zeros(len(source), 6, dtype=torch.bool)), 1)
-    same(answers(model, wider, mask, config), together)
+    for strategy in strategies_of(model):
+        found = answers(model, source, valid, DecodeConfig(strategy=strategy, iterations=4, length_beam=3))
+        assert any(one.tokens for row in found for one in row), strategy
+
+
+def test_the_law_sees_padding_that_counts(monkeypatch):
+    def hidden(model, found):
+        context = Context.begin(*found.tokens.shape, memory=found.memory)
+        return model.hidden(torch.where(found.valid, found.tokens, BLANK), context), context
+
+    monkeypatch.setattr(canvas, "hidden", hidden)
+    assert not batches(laws.Subject(make("glat"))).holds
+    monkeypatch.undo()
+    assert batches(laws.Subject(make("glat"))).holds
 
 
 def same(found: list, wanted: list) -> None:
