@@ -22,7 +22,7 @@ from regard.core import Position, UserError
 from regard.ops.join import PartialAttention, merge
 
 from .attention_mask import AttentionMask
-from .layout import Cover, Look, outline, plan, share
+from .layout import Cover, QueryBlock, outline, plan, share
 
 BLOCK = 128  # queries
 MAX_SCORES = 1 << 19  # in memory at a time, so that they stay in the CPU's cache
@@ -100,12 +100,12 @@ def _heads(
         ours = slice(first, None, own)
         chosen = (q, k, v) if own == 1 else (q[:, ours], k[:, ours], v[:, ours])
         parts = []
-        for among, looks in covers or [Cover(None, [])]:
+        for among, query_blocks in covers or [Cover(None, [])]:
             there = mask if among is None else mask._replace(pattern=mask.pattern & among)
-            job = Job(there, looks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
+            call = SparseCall(there, query_blocks, position, heads, ours, drop, seed, not alone or len(covers) > 1)
             seed += 1
             parts.append(
-                PartialAttention(*Sparse.apply(job, *chosen, plain if position.needs_query else None, *learned))
+                PartialAttention(*Sparse.apply(call, *chosen, plain if position.needs_query else None, *learned))
             )
         yield parts
 
@@ -119,62 +119,62 @@ def _interleave_heads(heads: list[Tensor], q: Tensor) -> Tensor:
     return torch.cat(heads, 1)[:, torch.tensor(places, device=q.device).argsort()]
 
 
-class Job(NamedTuple):
+class SparseCall(NamedTuple):
     """The arguments of one call besides its tensors."""
 
     mask: AttentionMask
-    looks: list[Look]
+    query_blocks: list[QueryBlock]
     position: Position
-    heads: int  # of all jobs together
-    ours: slice  # those of this job
+    heads: int  # of all calls together
+    ours: slice  # those of this call
     drop: float
     seed: int
     joined: bool  # log-sum-exps are needed
 
-    def pieces(self, q: Tensor) -> Iterator[tuple[tuple[Any, ...], Look]]:
+    def pieces(self, q: Tensor) -> Iterator[tuple[tuple[Any, ...], QueryBlock]]:
         """Yield an index into q and the block for it, always in the same order."""
-        for look in self.looks:
-            hidden = self.hidden(look)
+        for query_block in self.query_blocks:
+            hidden = self.hidden(query_block)
             fixed = self.mask.pattern.fixed
             scores = q.shape[1] * max(hidden[0, 0].numel(), 1)
             some = max(MAX_SCORES // scores, 1) if fixed or len(hidden) == 1 else 1
             for row in range(0, len(q), some):
                 rows = slice(row, min(row + some, len(q)))
-                piece = look._replace(hidden=hidden[rows] if len(hidden) > 1 else hidden)
+                piece = query_block._replace(hidden=hidden[rows] if len(hidden) > 1 else hidden)
                 piece = piece if fixed else piece.prune()
                 if piece.shape[1]:
-                    yield (rows, slice(None), look.queries), piece
+                    yield (rows, slice(None), query_block.queries), piece
 
-    def hidden(self, look: Look) -> Tensor:
+    def hidden(self, query_block: QueryBlock) -> Tensor:
         """Return the mask (rows or 1, heads or 1, queries, keys), True where hidden by pattern, batch data or
         padding."""
-        hidden = look.hidden
+        hidden = query_block.hidden
         if hidden is None or not self.mask.pattern.fixed:
-            allowed = self.mask.at(*look.places(self.mask.key_at.device), self.heads)
+            allowed = self.mask.at(*query_block.places(self.mask.key_at.device), self.heads)
             hidden = ~(allowed if allowed.shape[1] == 1 else allowed[:, self.ours])
-            hidden = hidden.expand(-1, -1, *look.shape)
+            hidden = hidden.expand(-1, -1, *query_block.shape)
         if self.mask.holes:
-            hidden = hidden | (self.mask.key_at[:, look.keys] < 0)[:, None, None, :]
+            hidden = hidden | (self.mask.key_at[:, query_block.keys] < 0)[:, None, None, :]
         return hidden
 
-    def bias(self, asked: Tensor, look: Look) -> Tensor | None:
+    def bias(self, asked: Tensor, query_block: QueryBlock) -> Tensor | None:
         """Return the bias (rows, heads, queries, keys) for queries (rows, heads, queries, dim)."""
-        bias = self.position.bias(*look.places(asked.device), asked)
-        return None if bias is None else bias.expand(len(asked), self.heads, *look.shape)[:, self.ours]
+        bias = self.position.bias(*query_block.places(asked.device), asked)
+        return None if bias is None else bias.expand(len(asked), self.heads, *query_block.shape)[:, self.ours]
 
-    def score(self, q: Tensor, k: Tensor, bias: Tensor | None, look: Look) -> Tensor:
+    def score(self, q: Tensor, k: Tensor, bias: Tensor | None, query_block: QueryBlock) -> Tensor:
         """Return the scores (rows, heads, queries, keys), -inf where hidden."""
         scores = ungroup_heads(group_heads(q, k) @ k.mT, q).to(torch.promote_types(q.dtype, torch.float32))
         if bias is not None:
             scores += bias
-        assert look.hidden is not None
-        return scores.masked_fill_(look.hidden, float("-inf"))
+        assert query_block.hidden is not None
+        return scores.masked_fill_(query_block.hidden, float("-inf"))
 
-    def weigh(self, scores: Tensor, look: Look) -> Tensor:
+    def weigh(self, scores: Tensor, query_block: QueryBlock) -> Tensor:
         """Return the softmax of the scores, zeros for queries without keys."""
-        assert look.hidden is not None
+        assert query_block.hidden is not None
         weights = torch.softmax(scores, -1)
-        lost = look.hidden.all(-1, keepdim=True)
+        lost = query_block.hidden.all(-1, keepdim=True)
         return weights.masked_fill_(lost, 0.0) if bool(lost.any()) else weights
 
     def kept(self, weights: Tensor, chance: torch.Generator) -> Tensor | None:
@@ -185,26 +185,26 @@ class Job(NamedTuple):
 
 
 class Sparse(torch.autograd.Function):
-    """Attention over the blocks of a job; the weights of a block are freed after it."""
+    """Attention over the blocks of a call; the weights of a block are freed after it."""
 
     @staticmethod
     def forward(
-        ctx: Any, job: Job, q: Tensor, k: Tensor, v: Tensor, plain: Tensor | None, *learned: Tensor
+        ctx: Any, call: SparseCall, q: Tensor, k: Tensor, v: Tensor, plain: Tensor | None, *learned: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.job, ctx.learned = job, learned
+        ctx.call, ctx.learned = call, learned
         y = q.new_zeros(*q.shape[:3], v.shape[3])
         exact = torch.promote_types(q.dtype, torch.float32)
-        total = torch.full(q.shape[:3], float("-inf"), dtype=exact, device=q.device) if job.joined else None
-        chance = torch.Generator(q.device).manual_seed(job.seed)
+        total = torch.full(q.shape[:3], float("-inf"), dtype=exact, device=q.device) if call.joined else None
+        chance = torch.Generator(q.device).manual_seed(call.seed)
         with torch.autocast(q.device.type, enabled=False):
-            for here, look in job.pieces(q):
-                keys, values = gather_keys(k, here, look), gather_keys(v, here, look)
-                bias = job.bias((q if plain is None else plain)[here], look)
-                scores = job.score(q[here], keys, bias, look)
+            for here, query_block in call.pieces(q):
+                keys, values = gather_keys(k, here, query_block), gather_keys(v, here, query_block)
+                bias = call.bias((q if plain is None else plain)[here], query_block)
+                scores = call.score(q[here], keys, bias, query_block)
                 if total is not None:
                     total[here] = scores.logsumexp(-1)
-                weights = job.weigh(scores, look)
-                kept = job.kept(weights, chance)
+                weights = call.weigh(scores, query_block)
+                kept = call.kept(weights, chance)
                 if kept is not None:
                     weights *= kept
                 y[here] = ungroup_heads(group_heads(weights.to(v.dtype), v) @ values, q[here])
@@ -214,22 +214,23 @@ class Sparse(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, d_total: Tensor | None) -> tuple[Tensor | None, ...]:
-        job: Job = ctx.job
+        call: SparseCall = ctx.call
         q, k, v, y, plain = ctx.saved_tensors
         exact = torch.promote_types(q.dtype, torch.float32)  # for sums over many blocks
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
         told = (dy.to(exact) * y).sum(-1, keepdim=True)  # (batch, heads, n, 1)
         if d_total is not None:
             told -= d_total[..., None]
-        bias = Bias(job, q, plain, ctx.learned)
-        chance = torch.Generator(q.device).manual_seed(job.seed)
-        for here, look in job.pieces(q):
-            q_here, dy_here, keys, values = q[here], dy[here], gather_keys(k, here, look), gather_keys(v, here, look)
-            weights = job.weigh(job.score(q_here, keys, bias.at(here, look), look), look)
-            kept = job.kept(weights, chance)
+        bias = Bias(call, q, plain, ctx.learned)
+        chance = torch.Generator(q.device).manual_seed(call.seed)
+        for here, query_block in call.pieces(q):
+            q_here, dy_here = q[here], dy[here]
+            keys, values = gather_keys(k, here, query_block), gather_keys(v, here, query_block)
+            weights = call.weigh(call.score(q_here, keys, bias.at(here, query_block), query_block), query_block)
+            kept = call.kept(weights, chance)
 
             read = weights if kept is None else weights * kept
-            add_key_gradient(dv, here, look, group_heads(read.to(v.dtype), v).mT @ group_heads(dy_here, v))
+            add_key_gradient(dv, here, query_block, group_heads(read.to(v.dtype), v).mT @ group_heads(dy_here, v))
             d_weights = ungroup_heads(group_heads(dy_here, v) @ values.mT, q_here).to(weights.dtype)
             if kept is not None:
                 d_weights *= kept
@@ -237,26 +238,26 @@ class Sparse(torch.autograd.Function):
             bias.back(d_scores, here)
             d_scores = group_heads(d_scores.to(q.dtype), k)
             dq[here] = ungroup_heads(d_scores @ keys, q_here)
-            add_key_gradient(dk, here, look, d_scores.mT @ group_heads(q_here, k))
+            add_key_gradient(dk, here, query_block, d_scores.mT @ group_heads(q_here, k))
         return None, dq, dk.to(k.dtype), dv.to(v.dtype), bias.d_plain, *bias.d_learned
 
 
 class Bias:
     """The position's bias in the backward pass: computed again for each block, and its gradients summed."""
 
-    def __init__(self, job: Job, q: Tensor, plain: Tensor | None, learned: tuple[Tensor, ...]):
-        if any(ours is not theirs for ours, theirs in zip(learned, job.position.parameters(), strict=False)):
+    def __init__(self, call: SparseCall, q: Tensor, plain: Tensor | None, learned: tuple[Tensor, ...]):
+        if any(ours is not theirs for ours, theirs in zip(learned, call.position.parameters(), strict=False)):
             raise UserError("the position's weights were replaced since the forward pass: use kernel 'sdpa' for that")
-        self.job, self.q, self.plain = job, q, plain
+        self.call, self.q, self.plain = call, q, plain
         self.wanted = [t for t in learned if t.requires_grad]
         self.d_plain = None if plain is None else torch.zeros_like(plain)
         self.d_learned = [torch.zeros_like(t) if t.requires_grad else None for t in learned]
         self.made: Tensor | None = None
 
-    def at(self, here: tuple[Any, ...], look: Look) -> Tensor | None:
+    def at(self, here: tuple[Any, ...], query_block: QueryBlock) -> Tensor | None:
         with torch.enable_grad():
             self.asked = (self.q if self.plain is None else self.plain)[here].detach().requires_grad_()
-            self.made = self.job.bias(self.asked, look)
+            self.made = self.call.bias(self.asked, query_block)
         return None if self.made is None else self.made.detach()
 
     def back(self, d_scores: Tensor, here: tuple[Any, ...]) -> None:
@@ -271,19 +272,19 @@ class Bias:
                 total += more
 
 
-def gather_keys(k: Tensor, here: tuple[Any, ...], look: Look) -> Tensor:
+def gather_keys(k: Tensor, here: tuple[Any, ...], query_block: QueryBlock) -> Tensor:
     """Return the keys or values (rows, kv_heads, keys, dim) of a block."""
     k = k[here[0]]
-    return k[:, :, look.keys] if isinstance(look.keys, slice) else k.index_select(2, look.keys)
+    return k[:, :, query_block.keys] if isinstance(query_block.keys, slice) else k.index_select(2, query_block.keys)
 
 
-def add_key_gradient(dk: Tensor, here: tuple[Any, ...], look: Look, more: Tensor) -> None:
+def add_key_gradient(dk: Tensor, here: tuple[Any, ...], query_block: QueryBlock, more: Tensor) -> None:
     """Add the gradient of a block's keys or values."""
     dk = dk[here[0]]
-    if isinstance(look.keys, slice):
-        dk[:, :, look.keys] += more
+    if isinstance(query_block.keys, slice):
+        dk[:, :, query_block.keys] += more
     else:
-        dk.index_add_(2, look.keys, more.to(dk.dtype))
+        dk.index_add_(2, query_block.keys, more.to(dk.dtype))
 
 
 def group_heads(q: Tensor, k: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from regard.ops.activation import activation as activate
 JOINS = ("concat", "mean")
 
 
-class Graph(NamedTuple):
+class GraphEdges(NamedTuple):
     """The edges of a batch; node i of row r has the number r * time + i."""
 
     query: Tensor  # (edges,) node numbers
@@ -27,7 +27,7 @@ class Graph(NamedTuple):
     nodes: int
 
 
-def graph(pattern: Pattern, context: Context, loops: bool) -> Graph:
+def graph(pattern: Pattern, context: Context, loops: bool) -> GraphEdges:
     """Return the edges of a batch of whole sequences, from a pattern and the batch's own. loops: every real node also
     attends to itself, after its other edges."""
     batch, time = context.positions.shape
@@ -51,7 +51,7 @@ def graph(pattern: Pattern, context: Context, loops: bool) -> Graph:
         real = context.valid.flatten()
         seen = real[query] & real[key]
         query, key = query[seen], key[seen]
-    return Graph(query, key, batch * time)
+    return GraphEdges(query, key, batch * time)
 
 
 @lru_cache(maxsize=16)
@@ -59,7 +59,7 @@ def _cached_edges(pattern: Pattern, length: int) -> Tensor:
     return pattern.edges(length)
 
 
-def softmax(scores: Tensor, graph: Graph) -> Tensor:
+def softmax(scores: Tensor, graph: GraphEdges) -> Tensor:
     """scores (edges, heads) -> the same shape; the edges of a query sum to 1."""
     index = graph.query[:, None].expand_as(scores)
     most = scores.new_zeros(graph.nodes, scores.shape[1]).scatter_reduce(
@@ -70,7 +70,7 @@ def softmax(scores: Tensor, graph: Graph) -> Tensor:
     return likely / total.index_select(0, graph.query)
 
 
-def weighted_sum(weights: Tensor, values: Tensor, graph: Graph) -> Tensor:
+def weighted_sum(weights: Tensor, values: Tensor, graph: GraphEdges) -> Tensor:
     """weights (edges, heads), values (nodes, heads, dim) -> (nodes, heads, dim), zeros for nodes without edges."""
     seen = values.index_select(0, graph.key) * weights[..., None]
     return torch.zeros_like(values).index_add(0, graph.query, seen)
@@ -120,7 +120,7 @@ class GraphAttention(Mixer[Empty]):
         return self.dim * self.heads if self.join == "concat" else self.dim
 
     @abstractmethod
-    def look(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def look(self, x: Tensor, graph: GraphEdges) -> tuple[Tensor, Tensor]:
         """x (nodes, width) -> scores (edges, heads) and values (nodes, heads, dim)."""
 
     def start(self, context: Context, capacity: int) -> Empty:

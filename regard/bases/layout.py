@@ -23,7 +23,7 @@ MAX_CACHED_PAIRS = 1 << 24  # pairs of a plan whose masks are kept; the others a
 MERGE_COST = 0.2  # of the work of a cover, what it takes to join it to others
 
 
-class Look(NamedTuple):
+class QueryBlock(NamedTuple):
     """A block of queries and the keys that some of them may attend to."""
 
     queries: slice | Tensor  # ascending
@@ -39,20 +39,20 @@ class Look(NamedTuple):
         """Return positions (1, 1, queries, 1) and (1, 1, 1, keys), for patterns and positions."""
         return _numbers(self.queries, device)[None, None, :, None], _numbers(self.keys, device)[None, None, None, :]
 
-    def cut(self, length: int) -> Look:
+    def cut(self, length: int) -> QueryBlock:
         """The same in a sequence that ends at `length`."""
-        look = Look(_cut(self.queries, length), _cut(self.keys, length), None)
-        n, m = look.shape
-        return look if self.hidden is None else look._replace(hidden=self.hidden[..., :n, :m])
+        query_block = QueryBlock(_cut(self.queries, length), _cut(self.keys, length), None)
+        n, m = query_block.shape
+        return query_block if self.hidden is None else query_block._replace(hidden=self.hidden[..., :n, :m])
 
-    def prune(self) -> Look:
+    def prune(self) -> QueryBlock:
         """Return the block without the keys that are hidden from all queries."""
         assert self.hidden is not None
         seen = ~self.hidden.flatten(0, 2).all(0)
         if bool(seen.all()):
             return self
         keys = _numbers(self.keys, seen.device)[seen]
-        return Look(self.queries, shorten(keys), self.hidden[..., seen])
+        return QueryBlock(self.queries, shorten(keys), self.hidden[..., seen])
 
 
 def _count(at: slice | Tensor) -> int:
@@ -91,11 +91,11 @@ class Cover(NamedTuple):
     """Blocks in which every query occurs at most once."""
 
     among: Pattern | None  # the pairs that these blocks compute; None: all
-    looks: list[Look]
+    query_blocks: list[QueryBlock]
 
     @property
     def pairs(self) -> int:
-        return sum(n * m for n, m in (look.shape for look in self.looks))
+        return sum(n * m for n, m in (query_block.shape for query_block in self.query_blocks))
 
 
 def outline(pattern: Pattern) -> Pattern | None:
@@ -118,8 +118,8 @@ def plan(pattern: Pattern | None, length: int, block: int, device: torch.device)
 
 
 def _shorter(cover: Cover, length: int) -> Cover:
-    looks = [look.cut(length) for look in cover.looks]
-    return cover._replace(looks=[look for look in looks if look.shape[0]])
+    query_blocks = [query_block.cut(length) for query_block in cover.query_blocks]
+    return cover._replace(query_blocks=[query_block for query_block in query_blocks if query_block.shape[0]])
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +148,7 @@ def _patterns_with_kin(pattern: Pattern | None) -> list[Pattern]:
     return list(dict.fromkeys(([pattern] if type(pattern).kin is not Pattern.kin else []) + inner))
 
 
-class Draft:
+class CoverBuilder:
     """Builds covers, one for each head; masks are kept up to MAX_CACHED_PAIRS."""
 
     def __init__(self, pattern: Pattern | None, among: Pattern | None):
@@ -157,30 +157,30 @@ class Draft:
 
     def add(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> None:
         """allowed (heads, queries, keys)"""
-        for (_, looks), head in zip(self.covers, allowed, strict=True):
+        for (_, query_blocks), head in zip(self.covers, allowed, strict=True):
             seen = head.any(0)
             hidden = ~head[None, None, :, seen]
-            if looks and looks[-1].hidden is not None and torch.equal(looks[-1].hidden, hidden):
-                hidden = looks[-1].hidden  # in a window, every block is like its neighbour
+            if query_blocks and query_blocks[-1].hidden is not None and torch.equal(query_blocks[-1].hidden, hidden):
+                hidden = query_blocks[-1].hidden  # in a window, every block is like its neighbour
             else:
                 self.left -= hidden.numel()
-            looks.append(Look(shorten(queries), shorten(keys[seen]), hidden if self.left >= 0 else None))
+            query_blocks.append(QueryBlock(shorten(queries), shorten(keys[seen]), hidden if self.left >= 0 else None))
 
 
 def _neighbor_blocks(pattern: Pattern | None, kinds: list[Kin], at: Tensor, block: int) -> list[list[Cover]]:
     """Return blocks of neighbors with all their keys, and for each kind of kin with the keys that are not kin."""
-    drafts = [Draft(pattern, among) for among in (None, *(~kin for kin in kinds))]
+    builders = [CoverBuilder(pattern, among) for among in (None, *(~kin for kin in kinds))]
     for queries in at.split(block):
         keys, allowed = _visible_keys(pattern, queries, at)
-        drafts[0].add(queries, keys, allowed)
-        for kin, draft in zip(kinds, drafts[1:], strict=True):
+        builders[0].add(queries, keys, allowed)
+        for kin, draft in zip(kinds, builders[1:], strict=True):
             draft.add(queries, keys, allowed & ~kin.allows(queries[:, None], keys))
-    return [draft.covers for draft in drafts]
+    return [draft.covers for draft in builders]
 
 
 def _kin_blocks(pattern: Pattern, kin: Kin, at: Tensor, block: int) -> list[Cover]:
     """Return blocks of kin with the keys that are kin."""
-    draft, number = Draft(pattern, kin), kin.of.kin(at)
+    draft, number = CoverBuilder(pattern, kin), kin.of.kin(at)
     for queries in number.argsort(stable=True).split(block):
         queries = queries.sort().values
         keys, allowed = _visible_keys(pattern & kin, queries, at[torch.isin(number, number[queries])])

@@ -148,7 +148,7 @@ class Recurrent(Mixer[RecurrentState]):
         return Growth("n·d²", "n", "n")
 
 
-class Source(NamedTuple):
+class MemoryKeys(NamedTuple):
     """The keys and values of the encoder's memory, computed once."""
 
     keys: Tensor  # (batch, 1, source, dim) after `score.key`
@@ -156,12 +156,12 @@ class Source(NamedTuple):
     at: Tensor  # (batch, source) positions, -1 for padding
 
     @staticmethod
-    def join(sources: Sequence[Source]) -> Source:
+    def join(sources: Sequence[MemoryKeys]) -> MemoryKeys:
         keys, values, at = zip(*sources, strict=True)
-        return Source(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
+        return MemoryKeys(pad_and_cat(keys), pad_and_cat(values), pad_and_cat(at, -1))
 
 
-class Look(nn.Module):
+class MemoryAttention(nn.Module):
     """Attention of a recurrent decoder's states over the memory, in one head.
 
     dim:    channels of a query.
@@ -176,23 +176,23 @@ class Look(nn.Module):
         self.bring = nn.Identity() if wanted == memory else nn.Linear(memory, wanted, bias=False)
         self.key_dim = self.score.cached or dim
 
-    def source(self, context: Context, who: str) -> Source:
+    def source(self, context: Context, who: str) -> MemoryKeys:
         if context.memory is None:
             raise UserError(f"{who} needs an encoder, or a memory given with the batch")
         x, valid, *_ = context.memory
         if x.shape[-1] != self.memory:
             raise UserError(f"{who} was made for a memory of width {self.memory}, not {x.shape[-1]}")
         at = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        return Source(
+        return MemoryKeys(
             self.score.key(self.bring(x)[:, None]), x, at.clone() if valid is None else torch.where(valid, at, -1)
         )
 
-    def weigh(self, q: Tensor, source: Source) -> Tensor:
+    def weigh(self, q: Tensor, source: MemoryKeys) -> Tensor:
         """q (batch, n, dim) -> (batch, 1, n, source)"""
         scores = self.score(self.score.query(q[:, None]), source.keys, source.at)
         return masked_softmax(scores.masked_fill(source.at[:, None, None, :] < 0, float("-inf")))
 
-    def read(self, weights: Tensor, source: Source) -> Tensor:
+    def read(self, weights: Tensor, source: MemoryKeys) -> Tensor:
         """(batch, 1, n, source) -> (batch, n, memory)"""
         return weights[:, 0] @ source.values
 

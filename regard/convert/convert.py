@@ -26,7 +26,7 @@ from regard.files.paths import copy_files, must_be_new
 from regard.files.reading import check_type
 from regard.memory import check_fits_memory, stacks
 from regard.runs.folder import load_tokenizers, read_run_json
-from regard.runs.session import session
+from regard.runs.provenance import session_record
 
 from .family import Config, Family, every_family, family_of
 from .folder import WEIGHTS_FILE, Folder, TensorInfo, Tensors
@@ -124,7 +124,7 @@ def import_model(source: Path, target: Path, pickle: bool, tick: Tick) -> Conver
         }
         run_info |= {"labels": labels} if labels else {}
         run_info |= {"target_marks": None} if labels and tokenizers else {}  # labels have special tokens of their own
-        run_info |= {"parameters": model.parameters, "sessions": [session()]}
+        run_info |= {"parameters": model.parameters, "sessions": [session_record()]}
         (part / "run.json").write_text(json.dumps(run_info, indent=1), encoding="utf-8")
     note = "" if tokenizers or family.reads != "text" else NO_TOKENIZER.format(short(source))
     return Converted(family.model_type, target, len(folder.info), model.parameters, note)

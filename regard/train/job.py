@@ -30,7 +30,7 @@ from regard.memory import MetaWeights
 from regard.runs import checkpoint
 from regard.runs.folder import check_device, copy_origin, load_tokenizers, read_run_json
 from regard.runs.job import Job
-from regard.runs.session import PATHS, absolute_paths, session
+from regard.runs.provenance import PATHS, absolute_paths, session_record
 from regard.runs.settings import Settings
 from regard.tasks import Say, Task, Tick, no_progress, task_of
 from regard.tasks.load import load
@@ -245,7 +245,7 @@ class Prepared:
         is complete."""
         put = checkpoint.write_atomically
         if self.run_info:
-            run_info = self.run_info | {"sessions": [*self.run_info.get("sessions", []), session()]}
+            run_info = self.run_info | {"sessions": [*self.run_info.get("sessions", []), session_record()]}
         else:
             both = self.task.tokenizers
             names = ("tokenizer",) if both and both[0] is both[1] else ("source.tokenizer", "target.tokenizer")
@@ -260,7 +260,7 @@ class Prepared:
             run_info |= self.task.run_info() | {"chosen": [choice._asdict() for choice in self.chosen]}
             run_info |= {"machine": {"platform": platform.platform(), "cores": os.cpu_count()}}
             every = list(self.model.parameters())
-            run_info |= {"parameters": sum(p.numel() for p in every), "sessions": [session()]}
+            run_info |= {"parameters": sum(p.numel() for p in every), "sessions": [session_record()]}
             run_info |= {"learning": sum(p.numel() for p in every if p.requires_grad)}
         put(self.folder / "recipe.toml", tomli_w.dumps(self.recipe | {"train": self.settings.table()}))
         put(self.folder / "run.json", json.dumps(run_info, indent=1))

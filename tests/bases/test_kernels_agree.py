@@ -216,7 +216,7 @@ def test_masks_made_again(monkeypatch):
     monkeypatch.setattr(layout, "MAX_CACHED_PAIRS", 300)
     layout._plan.cache_clear()
     for pattern in ("causal & heads(window(3), stride(4))", "window(5) | global_tokens(1)", "window(4) | stride(5)"):
-        assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][0].looks[-1].hidden is None
+        assert layout.plan(part(Pattern, pattern), 37, 8, torch.device("cpu"))[0][0].query_blocks[-1].hidden is None
         check(Case(pattern, 37, kv_heads=2).pad(37, 9), blocks, block=8)
     layout._plan.cache_clear()
 
@@ -286,7 +286,7 @@ def test_plan_is_made_in_pieces_and_once():
     (((_, looks),),) = layout.plan(spy, 1000, 16, device)
     assert max(Spy.asked) <= 16 * 1024
     times = len(Spy.asked)
-    assert [look.shape for look in layout.plan(spy, 990, 16, device)[0][0].looks[:62]] == [
+    assert [look.shape for look in layout.plan(spy, 990, 16, device)[0][0].query_blocks[:62]] == [
         *[look.shape for look in looks[:61]],
         (14, 18),
     ]

@@ -15,7 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Look, RecurrentState, Source, keep_column, last_states, watch_after
+from regard.bases.recurrent import (
+    Cells,
+    MemoryAttention,
+    MemoryKeys,
+    RecurrentState,
+    keep_column,
+    last_states,
+    watch_after,
+)
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap, UserError
 
 
@@ -23,7 +31,7 @@ class Aligned(NamedTuple):
     """The GRU's state, and the source."""
 
     hidden: Tensor  # (batch, hidden)
-    source: Source
+    source: MemoryKeys
 
 
 class Bahdanau(Mixer[Aligned]):
@@ -53,7 +61,7 @@ class Bahdanau(Mixer[Aligned]):
         self.width, self.hidden = width, width if hidden is None else hidden
         self.memory_width = place.memory if place and place.memory else width
         self.cells = Cells("gru", width + self.memory_width, self.hidden)
-        self.look = Look(score, self.hidden, self.memory_width)
+        self.look = MemoryAttention(score, self.hidden, self.memory_width)
         self.first = nn.Linear(self.memory_width, self.hidden)
         self.features = self.hidden + self.memory_width + width
         self.readout = nn.Linear(self.features, 2 * readout) if readout else None

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.edges import Graph, GraphAttention
+from regard.bases.edges import GraphAttention, GraphEdges
 from regard.core import Cost, Pattern, UserError
 
 
@@ -61,7 +61,7 @@ class Gat(GraphAttention):
             (6 / (self.dim + 1)) ** 0.5
         )  # Glorot initialization of each vector
 
-    def look(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def look(self, x: Tensor, graph: GraphEdges) -> tuple[Tensor, Tensor]:
         values = self.into(x).unflatten(-1, (self.heads, self.dim))
         query, key = torch.einsum("nhd,hdc->cnh", values, self.score)
         both = query.index_select(0, graph.query) + key.index_select(0, graph.key)

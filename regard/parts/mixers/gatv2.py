@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.bases.edges import Graph, GraphAttention
+from regard.bases.edges import GraphAttention, GraphEdges
 from regard.core import Cost, Pattern, UserError
 
 
@@ -68,7 +68,7 @@ class Gatv2(GraphAttention):
             (6 / (self.dim + 1)) ** 0.5
         )  # Glorot initialization of each vector
 
-    def look(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def look(self, x: Tensor, graph: GraphEdges) -> tuple[Tensor, Tensor]:
         keys = self.of_key(x).unflatten(-1, (self.heads, self.dim))
         queries = keys if self.of_query is self.of_key else self.of_query(x).unflatten(-1, (self.heads, self.dim))
         pairs = queries.index_select(0, graph.query) + keys.index_select(0, graph.key)  # (edges, heads, dim)

@@ -15,7 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.bases.recurrent import Cells, Look, RecurrentState, Source, check_begin, keep_column, watch_after
+from regard.bases.recurrent import (
+    Cells,
+    MemoryAttention,
+    MemoryKeys,
+    RecurrentState,
+    check_begin,
+    keep_column,
+    watch_after,
+)
 from regard.core import Context, Cost, Growth, Mixer, Place, Score, Tap
 from regard.ops.activation import activation as activate
 
@@ -25,7 +33,7 @@ class LuongState(NamedTuple):
 
     last: RecurrentState
     fed: Tensor | None  # (batch, hidden) the previous attentional vector, None without input feeding
-    source: Source
+    source: MemoryKeys
 
 
 class Attentional(nn.Module):
@@ -40,11 +48,11 @@ class Attentional(nn.Module):
         self, hidden: int, memory: int, score: Score | str | dict, activation: str = "tanh", bias: bool = False
     ):
         super().__init__()
-        self.look = Look(score, hidden, memory)
+        self.look = MemoryAttention(score, hidden, memory)
         self.out = nn.Linear(memory + hidden, hidden, bias=bias)
         self.activate = activate(activation)
 
-    def forward(self, h: Tensor, source: Source, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, source: MemoryKeys, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weights = self.look.weigh(h, source) if given is None else given
         return self.activate(self.out(torch.cat((self.look.read(weights, source), h), -1))), weights
 

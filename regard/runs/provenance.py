@@ -16,7 +16,7 @@ PACKAGES = ("regard", "torch", "numpy", "tokenizers", "safetensors", "pyarrow", 
 PATHS = ("data", "dev", "test")  # entries of a job that may be paths
 
 
-def session() -> dict[str, Any]:
+def session_record() -> dict[str, Any]:
     """Return the record of one start or resumption of a run."""
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return {"command": sys.argv, "folder": os.getcwd(), "time": when, "versions": versions()}
