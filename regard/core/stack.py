@@ -258,7 +258,8 @@ class Stack(Steps):
                         raise UserError(f"{why}, and a decoder must not: choose one that streams", where)
                     raise UserError(
                         f"pattern '{getattr(mixer, 'pattern', None)}' looks ahead, and a decoder must not: add "
-                        "'causal &' to the pattern, or choose a mixer that streams",
+                        "'causal &' to the pattern, or choose a mixer that streams; one that writes all tokens at once "
+                        "also needs to know how many: model.length, such as 'classifier', 'ratio' or 'fertility'",
                         where,
                     )
 

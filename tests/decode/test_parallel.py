@@ -118,6 +118,10 @@ def test_editing_stops():
 def test_what_is_refused():
     with pytest.raises(UserError, match="writes all tokens at once, so it does not step"):
         make("nat").start(1, 5, source=torch.ones(1, 3, dtype=torch.long))
+    table = recipe.load("nat", "tiny")
+    del table["model"]["length"]
+    with pytest.raises(UserError, match=r"writes all tokens at once also needs to know how many: model\.length"):
+        regard.build(table, vocab=VOCAB)
     with pytest.raises(UserError, match="needs the head 'crf'"):
         strategy_for(make("nat"), DecodeConfig(strategy="viterbi"))
     with pytest.raises(UserError, match=r"decode\.iterations must be at least 1"):
