@@ -34,6 +34,8 @@ def write(run: Run, folder: Path, numbers: str | None) -> None:
     model = run.model
     if not isinstance(run, Run) or not isinstance(model, Model):
         _refuse(f"models that do not write texts token by token, and this is a {type(run).__name__}")
+    if model.length is not None:
+        _refuse("decoders that write all tokens at once")
     if run.target.forced_bos is not None or run.target.extra_ends or run.target.suppressed:
         _refuse("a tokenizer that forces or forbids tokens")
     if model.encoder is None:

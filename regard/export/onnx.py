@@ -9,7 +9,8 @@
 
 What is `present.*` after one step is `past.*` in the next; `start.npz` holds the first `past.*` of one row. Attention
 keeps its keys and values there, (batch, past, heads, dim), and a mixer with a state of fixed size keeps that state, in
-which case a step takes one token. A decoder whose state is neither is written without a cache.
+which case a step takes one token. A decoder whose state is neither is written without a cache. Decoders that write all
+tokens at once are in `onnx_parallel.py`.
 
 Batch and length are dynamic. `model.json` lists inputs, outputs and special tokens; `README.md` shows how to run it.
 """
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Embed, Head, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
+from regard.core import Embed, Head, Length, Mixer, Model, Norm, Pointwise, Position, Score, UserError, Wiring
 from regard.data.matched import num_segment_types
 from regard.schema import name_of
 from regard.tasks.embed import Embedder
@@ -34,10 +35,12 @@ from regard.tasks.run import Run
 
 from .onnx_decoders import write_cached, write_uncached
 from .onnx_graph import Tensors, compare, export_graph, padded_mask, plain_attention, run_graph, sizes
+from .onnx_parallel import check_writes_once, write_parallel
 from .onnx_usage import describe
 
 PARTS = {
     Mixer: "mixer", Position: "position", Score: "score", Norm: "norm", Wiring: "wiring", Embed: "embed", Head: "head",
+    Length: "length",
 }  # fmt: skip
 
 
@@ -50,7 +53,11 @@ def write(run: Any, folder: Path, numbers: str | None) -> None:
         known = "classifiers, taggers, matchers, sentence vectors, masked models, encoder-decoders and language models"
         raise UserError(f"ONNX graphs are written of {known} on texts, and not of the {type(run).__name__} of this run")
     model.float().eval()
-    forms = [write_cached, write_uncached] if isinstance(run, Run) else [_write_reader]
+    if model.length is not None:
+        check_writes_once(model)
+        forms: list[Any] = [write_parallel]
+    else:
+        forms = [write_cached, write_uncached] if isinstance(run, Run) else [_write_reader]
     failures: list[Exception] = []
     with plain_attention(model), torch.no_grad():
         for form in forms:

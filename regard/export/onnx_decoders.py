@@ -69,7 +69,7 @@ class Decoder(nn.Module):
                 return mixer(x, context)
             if not _is_attention(mixer):
                 y, state = mixer.step(x, map_tensors(next(templates), lambda _: next(past_states)), context)
-                after.extend(_flatten(state))
+                after.extend(flatten(state))
                 return y
             if mixer.over == "memory":
                 assert source_at is not None
@@ -107,7 +107,7 @@ def write_cached(run: Run, folder: Path) -> dict[str, Any]:
         ["input_ids", "position_ids", "past.positions", *_names("past", own), *_state_names("past", others, memory)],
         [*[{0: "batch", **({} if others else {1: "new"})}] * 2, *[{0: "batch", 1: "past"}] * (1 + len(past_values))],
     )
-    state_axes = [_state_axes(one, other) for one, other in zip(states, longer, strict=True)]
+    state_axes = [dynamic_axes(one, other) for one, other in zip(states, longer, strict=True)]
     inputs.axes.extend(state_axes)
     outputs = ["logits", "present.positions", *_names("present", own), *_state_names("present", others, memory)]
     given: tuple = (tokens, position_ids, past_positions, past_values, states)
@@ -202,7 +202,7 @@ def _names(prefix: str, branches: Sequence[tuple[int, str, Any]]) -> list[str]:
 
 
 def _state_names(prefix: str, branches: Sequence[tuple[int, str, Any]], memory: Memory | None) -> list[str]:
-    counts = [(i, name, len(_flatten(mixer.start(_empty_context(2, memory), 1)))) for i, name, mixer in branches]
+    counts = [(i, name, len(flatten(mixer.start(_empty_context(2, memory), 1)))) for i, name, mixer in branches]
     return [f"{prefix}.{i}.{name}.{k}" for i, name, count in counts for k in range(count)]
 
 
@@ -210,14 +210,14 @@ def _initial_states(model: Model, memory: Memory | None, batch: int) -> list[Ten
     """Return the initial states of mixers that are not attention. Refuse a state that grows with the sequence."""
     found: list[Tensor] = []
     for _, _, mixer in _stateful(model):
-        state, longer = (_flatten(mixer.start(_empty_context(batch, memory), capacity)) for capacity in (1, 9))
+        state, longer = (flatten(mixer.start(_empty_context(batch, memory), capacity)) for capacity in (1, 9))
         if [one.shape for one in state] != [one.shape for one in longer]:
             raise UserError(f"the state of the mixer '{name_of(mixer)}' grows")
         found += state
     return found
 
 
-def _state_axes(one: Tensor, other: Tensor) -> dict[int, str]:
+def dynamic_axes(one: Tensor, other: Tensor) -> dict[int, str]:
     """Return the dynamic axes of a state, given two examples made from sources of different lengths."""
     sizes = enumerate(zip(one.shape[1:], other.shape[1:], strict=True), 1)
     return {0: "batch", **{axis: "source" for axis, (a, b) in sizes if a != b}}
@@ -236,7 +236,8 @@ def _example_memory(model: Model, batch: int, source: int) -> Memory | None:
     return None if model.source_embed is None else model.encode(model.source_embed.random_input(batch, source))
 
 
-def _flatten(state: Any) -> list[Tensor]:
+def flatten(state: Any) -> list[Tensor]:
+    """Return all tensors of nested tuples, in order."""
     found: list[Tensor] = []
 
     def add(tensor: Tensor) -> Tensor:
@@ -256,7 +257,7 @@ class UncachedEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
         memory = self.model.encode(input_ids, attention_mask != 0)
-        return _flatten((memory.x, memory.final_states, memory.layer_outputs))
+        return flatten((memory.x, memory.final_states, memory.layer_outputs))
 
 
 class UncachedDecoder(nn.Module):
@@ -298,7 +299,7 @@ def write_uncached(run: Run, folder: Path) -> dict[str, Any]:
         )
         inputs.names.extend(["encoder_attention_mask", *names])
         inputs.axes.append({0: "batch", 1: "source"})
-        inputs.axes.extend(_state_axes(one, other) for one, other in zip(encoded, longer, strict=True))
+        inputs.axes.extend(dynamic_axes(one, other) for one, other in zip(encoded, longer, strict=True))
         given = (*given, padded_mask(batch, source), encoded)
     decoder = export_graph(UncachedDecoder(model, memory), given, inputs, ["logits"], folder / "decoder.onnx")
     for rows, length in sizes(model.limit):

@@ -17,13 +17,18 @@ from regard.tasks.fill import Filler
 from regard.tasks.match import Matcher
 from regard.tasks.run import MAX_NEW_TOKENS, Run
 from regard.tasks.tag import Tagger
+from regard.tasks.translate_parallel import ParallelTranslator
+
+from .onnx_parallel_usage import about, facts_of, writing
 
 
 def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:
     """Write these files. graphs: name -> onnxruntime session."""
     cached = (folder / "start.npz").exists()
     facts: dict[str, Any] = {"kind": run.model.kind, "pad": run.source.pad, "max_positions": run.model.limit}
-    if isinstance(run, Run):
+    if isinstance(run, ParallelTranslator):
+        facts |= facts_of(run)
+    elif isinstance(run, Run):
         facts |= {"vocab": run.model.vocab, "cache": cached, "opening": run.decoder_prefix or [run.token_before_text]}
         facts |= {
             "end": run.target.end,
@@ -39,7 +44,10 @@ def describe(run: Any, folder: Path, graphs: dict[str, Any]) -> None:
     text = json.dumps(facts, indent=1, ensure_ascii=False)
     (folder / "model.json").write_text(text + "\n", encoding="utf-8")
     source, target = _save_tokenizers(run, folder)
-    code = _decoding(run, source, target, cached) if isinstance(run, Run) else _reading(run, source)
+    if isinstance(run, ParallelTranslator):
+        code = writing(IMPORTS, source, target, run.config.strategy)
+    else:
+        code = _decoding(run, source, target, cached) if isinstance(run, Run) else _reading(run, source)
     (folder / "README.md").write_text(_readme(facts, code), encoding="utf-8")
 
 
@@ -101,6 +109,8 @@ def _readme(facts: dict[str, Any], code: str) -> str:
     if facts.get("cache"):
         lines += ["", "What is `present.*` after a step is `past.*` in the next one; `start.npz` holds the first"]
         lines += ["`past.*` of one row. `position_ids` count from 0 in every row, and are -1 for padding."]
+    if "strategy" in facts:
+        lines += ["", *about(facts["strategy"])]
     return "\n".join([*lines, "", "```python", *code.strip().splitlines(), "```", ""])
 
 

@@ -76,20 +76,20 @@ class Canvas(Embed):
 
     def _copied(self, context: Context, memory: Memory) -> Tensor:
         """Return copies of the source vectors for all positions, (batch, time, dim)."""
-        source, placed = memory.embedded
-        batch, time = context.positions.shape
+        source = memory.embedded[0]
+        time = context.positions.shape[1]
         if self.copy == "fertility":
             if memory.copies is None:
                 raise UserError("copy = 'fertility' needs the length 'fertility'")
             ends = memory.copies.cumsum(1)
-            at = torch.searchsorted(ends, context.positions[:batch].contiguous(), right=True)
+            at = (ends[:, None] <= context.positions[..., None]).sum(2)  # a binary search, which ONNX lacks
             return _gather(source, at.clamp(max=source.shape[1] - 1))
         size = source_lengths(memory)
         at = torch.arange(source.shape[1], device=source.device)
         real = at < size[:, None, None]
         if self.ask is not None:
             positions = self.position.embed(source.new_zeros(1, time, self.dim), context.positions[:1])
-            scores = self.ask(positions) @ placed.mT
+            scores = self.ask(positions) @ memory.embedded[1].mT
             return scores.masked_fill(~real, -torch.inf).softmax(-1) @ source
         canvas = torch.full_like(size, time) if context.valid is None else context.valid.sum(1)
         steps = (size.float() - 1) / (canvas.float() - 1).clamp(min=1)

@@ -51,10 +51,15 @@ class Crf(StructuredHead):
             self(x, context), self.left, self.right, targets, self.candidates, context.valid, self._dynamic(x)
         )
 
+    def transitions(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Return the scores (batch, n - 1, k, k) of going from each of the tokens (batch, n, k) of a position to each
+        of the next one."""
+        return crf.transitions(self.left, self.right, tokens, self._dynamic(x))
+
     def best(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return the best tokens (batch, n) together, and their log-probability (batch,)."""
         emissions = self(x, context)
         tokens = crf.candidates(emissions, self.candidates)
-        emitted, steps = emissions.gather(2, tokens), crf.transitions(self.left, self.right, tokens, self._dynamic(x))
+        emitted, steps = emissions.gather(2, tokens), self.transitions(x, tokens)
         chosen, score = crf.viterbi(emitted, steps, context.valid)
         return tokens.gather(2, chosen[..., None])[..., 0], score - crf.log_partition(emitted, steps, context.valid)

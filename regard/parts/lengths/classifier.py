@@ -51,8 +51,10 @@ class Classifier(Length):
     def candidates(self, memory: Memory, count: int) -> Canvases:
         lengths = self.first(source_lengths(memory))[:, None] + torch.arange(self.classes, device=memory.x.device)
         logs = self.logits(memory).log_softmax(-1).masked_fill(lengths < 1, -torch.inf)
-        best, at = torch.sort(logs, dim=-1, descending=True, stable=True)
-        count = min(count, self.classes)
+        if count == 1:  # max takes the first of equals, as the stable sort does, which ONNX lacks
+            best, at = logs.max(-1, keepdim=True)
+        else:
+            best, at = torch.sort(logs, dim=-1, descending=True, stable=True)
         return Canvases(lengths.gather(1, at[:, :count]).clamp(min=1), best[:, :count])
 
     def loss(self, memory: Memory, lengths: Tensor, copies: Tensor | None) -> Tensor:
