@@ -96,11 +96,7 @@ class ParallelTranslator(Run):
 
     def _answer(self, coded: list[EncodedInput], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
         if not config.strategy:
-            usual, given = self.config, {"strategy": self.config.strategy}
-            for name in ("iterations", "length_beam"):
-                if getattr(config, name) == getattr(DecodeConfig, name):
-                    given[name] = getattr(usual, name)
-            config = replace(config, **given)
+            config = replace(config, strategy=self.config.strategy)
         self.check(config)
         if attention:
             raise UserError("a decoder that writes all tokens at once gives no alignment yet")
