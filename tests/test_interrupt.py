@@ -91,7 +91,7 @@ pieces._count_characters = stopped
 
 def test_while_a_tokenizer_is_learned(tmp_path):
     rng, data = random.Random(1), tmp_path / "long.txt"
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 14))) for _ in range(400_000)]
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 14))) for _ in range(40_000)]
     data.write_text("\n".join(" ".join(words[at : at + 20]) for at in range(0, len(words), 20)))
     given = ["train", "gpt2", "--size", "tiny", "--data", data, "--tokenizer", "unigram", "--steps", "2"]
     done = start(["-c", LEARNING + INSTALLED], *given, "--out", tmp_path / "runs" / "x")
