@@ -77,15 +77,23 @@ def test_the_handler_is_as_before():
 
 LEARNING = """
 import os, signal, sys, threading
-from regard.data import pieces
+from regard.data import pieces, tokenizer
 
-counted = pieces._count_characters
+counted, interruptible = pieces._count_characters, tokenizer.interruptible
 
 def stopped(*given):
     yield from counted(*given)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # when the library is at work
 
-pieces._count_characters = stopped
+def told(work):
+    def learn():
+        try:
+            return work()
+        finally:
+            os.write(2, b"waited for the library\\n")
+    return interruptible(learn)
+
+pieces._count_characters, tokenizer.interruptible = stopped, told
 """
 
 
