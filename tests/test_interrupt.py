@@ -77,21 +77,29 @@ def test_the_handler_is_as_before():
 
 LEARNING = """
 import os, signal, sys, threading
-from regard.data import pieces
+from regard.data import pieces, tokenizer
 
-counted = pieces._count_characters
+counted, interruptible = pieces._count_characters, tokenizer.interruptible
 
 def stopped(*given):
     yield from counted(*given)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # when the library is at work
 
-pieces._count_characters = stopped
+def told(work):
+    def learn():
+        try:
+            return work()
+        finally:
+            os.write(2, b"waited for the library\\n")
+    return interruptible(learn)
+
+pieces._count_characters, tokenizer.interruptible = stopped, told
 """
 
 
 def test_while_a_tokenizer_is_learned(tmp_path):
     rng, data = random.Random(1), tmp_path / "long.txt"
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 14))) for _ in range(400_000)]
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 14))) for _ in range(40_000)]
     data.write_text("\n".join(" ".join(words[at : at + 20]) for at in range(0, len(words), 20)))
     given = ["train", "gpt2", "--size", "tiny", "--data", data, "--tokenizer", "unigram", "--steps", "2"]
     done = start(["-c", LEARNING + INSTALLED], *given, "--out", tmp_path / "runs" / "x")

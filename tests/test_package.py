@@ -1,5 +1,6 @@
 """The wheel: it holds all that regard needs, and works from another folder, where nothing of this checkout is."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -18,11 +19,22 @@ print(tuple(model(torch.zeros(1, 3, dtype=torch.long)).shape))
 """
 
 PARITY = """
-import pathlib, sys
+import json, os, pathlib, sys
+from regard import UserError
 from regard.verify import golden, report
-with golden.use_folder(pathlib.Path(sys.argv[1]) if sys.argv[1:] else None):
-    section = report.parity("attn_dot")
-    print(section.note or " ".join(f"{finding.law} {finding.holds}" for finding in section.findings))
+
+def told(folder, variable):
+    os.environ.pop("REGARD_GOLDEN", None)
+    if variable is not None:
+        os.environ["REGARD_GOLDEN"] = variable
+    try:
+        with golden.use_folder(None if folder is None else pathlib.Path(folder)):
+            section = report.parity("attn_dot")
+            return section.note or " ".join(f"{finding.law} {finding.holds}" for finding in section.findings)
+    except UserError as error:
+        return str(error)
+
+print(json.dumps([told(*given) for given in json.loads(sys.argv[1])]))
 """
 
 
@@ -71,18 +83,24 @@ def test_it_says_where_golden_files_are_looked_for(wheel, tmp_path):
     (place / "tests" / "golden").mkdir(parents=True)  # of another package, which is none of ours
     elsewhere.mkdir()
     env = {"PYTHONPATH": str(place), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "REGARD_NATIVE": "0"}
-    ask = [sys.executable, "-c", PARITY]
-
-    def told(*folder: str, **more: str) -> str:
-        done = subprocess.run([*ask, *folder], cwd=elsewhere, env=env | more, capture_output=True, text=True)
-        return done.stdout + done.stderr
-
-    assert told() == (
+    goldens = str(ROOT / "tests" / "golden")
+    asked = [
+        (None, None),
+        (None, str(tmp_path)),
+        (None, "nowhere"),
+        ("nowhere", None),
+        (goldens, None),
+        (None, goldens),
+    ]
+    ask = [sys.executable, "-c", PARITY, json.dumps(asked)]
+    done = subprocess.run(ask, cwd=elsewhere, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    neither, empty, no_variable, no_flag, by_flag, by_variable = json.loads(done.stdout)
+    assert neither == (
         "not compared: golden files are not installed with regard; give --golden FOLDER or set REGARD_GOLDEN, for "
-        "example to tests/golden of a checkout of regard\n"
+        "example to tests/golden of a checkout of regard"
     )
-    assert "no golden file: there is no attn_dot-*.safetensors in " in told(REGARD_GOLDEN=str(tmp_path))
-    assert "REGARD_GOLDEN: there is no folder 'nowhere'" in told(REGARD_GOLDEN="nowhere")
-    assert "--golden: there is no folder 'nowhere'" in told("nowhere")
-    goldens = ROOT / "tests" / "golden"
-    assert told(str(goldens)) == told(REGARD_GOLDEN=str(goldens)) == "attn_dot-a True\n"
+    assert "no golden file: there is no attn_dot-*.safetensors in " in empty
+    assert "REGARD_GOLDEN: there is no folder 'nowhere'" in no_variable
+    assert "--golden: there is no folder 'nowhere'" in no_flag
+    assert by_flag == by_variable == "attn_dot-a True"

@@ -51,7 +51,7 @@ from regard.core import (
 )
 from regard.core.mixer import map_tensors
 from regard.decode.session import Session
-from regard.ops.dispatch import disabled
+from regard.ops.dispatch import disabled, why_no_kernels
 
 LIMIT = 1e-9
 
@@ -198,8 +198,8 @@ def _limit_length(subject: Subject, time: int) -> int:
     return min(time, getattr(subject.module, "limit", None) or time)
 
 
-def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
-    """Check, with kernels and without, few long steps, some of medium length, then single ones."""
+def long(subject: Subject, time: int = LONG, batch: int = 2) -> Finding:
+    """Check, with kernels (if there are any) and without, few long steps, some of medium length, then single ones."""
     time = _limit_length(subject, time)
     x, memory = subject.inputs(batch, time), subject.memory(batch)
     lengths = torch.tensor([time, *torch.randint(time // 2, time, (batch - 1,)).tolist()])
@@ -207,7 +207,7 @@ def long(subject: Subject, time: int = LONG, batch: int = 3) -> Finding:
     worst = 0.0
     with torch.no_grad():
         whole, unpadded = subject.forward(x, valid, memory), subject.forward(x, None, memory)
-        for switch in (nullcontext, disabled):
+        for switch in (disabled,) if why_no_kernels(whole) else (nullcontext, disabled):
             with switch():
                 for max_step in (time, time // 3):
                     steps = in_random_steps(subject, x, lengths, memory, max_step)

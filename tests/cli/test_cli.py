@@ -108,13 +108,15 @@ def test_an_old_key_is_told_its_new_name(old, new, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters(name):
-    """Counted by kinds of layer and without weights, they are those of a built model, and of the picture in all."""
+    """Every size of every recipe builds. Counted by kinds of layer and without weights, its parameters are those of a
+    built model, and of the picture in all."""
     for size in recipe.sizes(name):
         made = recipe.load(name, size)
         made.setdefault("vocab", 1000)
         whole = sketch.build_without_weights(made)
         assert all(p.is_meta for p in whole.parameters())
         counted = sketch.count_parameters(whole)
+        assert counted > 0
         assert sketch.parameters_of_recipe(made) == counted
         if size == "tiny":
             assert sketch.count_parameters(regard.build(made)) == counted

@@ -1,10 +1,12 @@
 """The law in decoding, over every recipe that steps: the cache changes nothing, nor do the sentences beside one."""
 
+import functools
+
 import pytest
 import torch
 
 from regard.core import Model, UserError, select
-from regard.decode import ModelDraft, NgramDraft, Request, greedy, result, sample, speculate
+from regard.decode import Hypothesis, ModelDraft, NgramDraft, Request, greedy, result, sample, speculate
 from regard.decode.sample import SamplingParams
 from regard.files import recipe
 
@@ -25,6 +27,13 @@ def every(*always: object, few: tuple = ()) -> list[tuple]:
     return [(one, name) for one in always for name in STEPPING] + [(one, name) for one in few for name in STEPPING[::6]]
 
 
+@functools.cache
+def answers_of(config: str, name: str) -> list[list[Hypothesis]]:
+    """Return the answers to all four rows of the batch, which several tests compare with others."""
+    model = MODELS[name]
+    return WAYS[config](LivelyAhead(model), ask(model), range(4))
+
+
 SEARCHES = every("greedy", "beam", few=("sampling", "patient beam"))
 
 
@@ -37,17 +46,15 @@ def _few(monkeypatch):
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
 def test_the_cache_changes_nothing(name, config):
     model = MODELS[name]
-    request = ask(model)
-    cached = WAYS[config](LivelyAhead(model), request, range(4))
-    same(cached, WAYS[config](Lively(Uncached(model)), request, range(4)))
+    cached = answers_of(config, name)
+    same(cached, WAYS[config](Lively(Uncached(model)), ask(model), range(4)))
     assert len({tuple(answers[0].tokens) for answers in cached}) > 1  # else it would prove little
 
 
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
 def test_a_batch_is_its_sentences_one_by_one(name, config):
     model = MODELS[name]
-    together = WAYS[config](LivelyAhead(model), ask(model), range(4))
-    same(together, [WAYS[config](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
+    same(answers_of(config, name), [WAYS[config](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
 
 
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
@@ -151,7 +158,7 @@ def test_a_model_that_does_not_step_is_refused(name):
 
 def test_what_was_tried_is_enough():
     """Recipes of all kinds, and sentences that end at different times as well as such that run out of room."""
-    answers = [answer for name in STEPPING for answer in greedy(Lively(MODELS[name]), ask(MODELS[name]))]
+    answers = [row[0] for name in STEPPING for row in answers_of("greedy", name)]
     assert len({len(answer.tokens) for answer in answers}) > 4
     assert sum(len(set(answer.tokens)) > 3 for answer in answers) > len(answers) / 3
     assert {answer.ended for answer in answers} == {True, False}

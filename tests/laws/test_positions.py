@@ -69,7 +69,9 @@ def test_one_part_for_all_layers(name):
     one = regard.build({"model": table}, vocab=17)
     first, second = (layer.branches["mixer"].position for layer in one.stack.layers)
     assert first is second or (name == "floater" and first.flow is second.flow)
-    hold(laws.check(one, without=["branches"]))
+    hold(laws.check(one, without=["long", "branches"]))
+    torch.manual_seed(0)
+    hold([laws.long(laws.Subject(one), 150)])  # more than two chunks, as there is no window
 
 
 @pytest.mark.parametrize(("name", "index"), INSIDE)

@@ -43,8 +43,12 @@ def make(wiring: dict, kind: str) -> Model:
 @pytest.mark.parametrize(("name", "index"), VARIANTS)
 def test_laws(name, index, kind):
     model = make({"part": name, **find(Wiring, name).examples[index]}, kind)
-    slow = ("branches",) if kind == "decoder" else ("edited", "branches")  # which every recipe obeys
-    for finding in laws.check(model, without=slow):
+    slow = ("long", "branches") if kind == "decoder" else ("long", "edited", "branches")  # which every recipe obeys
+    findings = laws.check(model, without=slow)
+    for subject, _ in laws.subjects(model):
+        torch.manual_seed(0)
+        findings.append(laws.long(subject, 150))  # more than two chunks, as there is no window
+    for finding in findings:
         assert finding.holds, f"{finding.law}: {finding.worst:.2e} > {finding.limit:.0e} ({finding.detail})"
 
 

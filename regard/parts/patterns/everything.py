@@ -11,5 +11,5 @@ from regard.core import Pattern
 @dataclass(frozen=True)
 class Everything(Pattern):
     def allows(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(query_at.shape, key_at.shape)
-        return torch.ones(shape, dtype=torch.bool, device=key_at.device)
+        query_at, _ = torch.broadcast_tensors(query_at, key_at)  # `torch.broadcast_shapes` would import sympy
+        return torch.ones_like(query_at, dtype=torch.bool, device=key_at.device, memory_format=torch.contiguous_format)
