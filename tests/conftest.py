@@ -3,6 +3,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # those who wait for others leave the cores to them
 
 import ctypes
+import gc
 import platform
 import random
 import shutil
@@ -33,6 +34,12 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     items[:], dropped = thin(items)
     config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish(session):
+    """What is imported and collected stays, so the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

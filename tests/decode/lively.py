@@ -1,5 +1,6 @@
 """Untrained models that have something to say, what they are asked, and when two answers are the same."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +28,7 @@ WAYS: dict[str, Decoder] = {
 }
 
 
+@functools.cache
 def make(name: str) -> Model:
     """In double, and with such weights that the best token is far ahead of the next."""
     torch.manual_seed(4)

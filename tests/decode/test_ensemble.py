@@ -22,12 +22,11 @@ TEAMS = {
     "pairs": ("transformer", "seq2seq-luong", "lite-transformer"),
     "texts": ("transformer-decoder", "rwkv4", "transformer-xl"),
 }
-MODELS = {name: make(name) for names in TEAMS.values() for name in names}
 
 
 @pytest.fixture(scope="module", params=TEAMS)
 def team(request):
-    return Ensemble([MODELS[name] for name in TEAMS[request.param]])
+    return Ensemble([make(name) for name in TEAMS[request.param]])
 
 
 def asked(team: Ensemble, rows: tuple[int, ...] = (0, 1, 2, 3)) -> Request:
@@ -65,7 +64,7 @@ def test_a_batch_is_its_sentences_one_by_one(team, config):
 
 
 def test_a_model_with_itself_is_itself():
-    model = MODELS["transformer"]
+    model = make("transformer")
     team = Ensemble([model, model])
     request = asked(team)
     alone = greedy(model, request._replace(memory=request.memory.per_model[0]))
@@ -82,13 +81,13 @@ def test_what_a_shortlist_leaves(team):
 
 def test_models_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="of one kind"):
-        Ensemble([MODELS["transformer"], MODELS["rwkv4"]])
+        Ensemble([make("transformer"), make("rwkv4")])
     other = regard.build("transformer", "tiny", VOCAB + 1)
     with pytest.raises(UserError, match="same vocabulary"):
-        Ensemble([MODELS["transformer"], other])
+        Ensemble([make("transformer"), other])
     with pytest.raises(UserError, match="at least one"):
         Ensemble([])
-    two, three = (Ensemble([MODELS["rwkv4"]] * n) for n in (2, 3))
+    two, three = (Ensemble([make("rwkv4")] * n) for n in (2, 3))
     with pytest.raises(UserError, match="a state of 3 models cannot continue with 2"):
         two.step(torch.zeros(1, 1, dtype=torch.long), three.start(1, 4))
 
@@ -97,7 +96,7 @@ def test_as_far_as_all_of_them_reach():
     far, near = (regard.build("gpt2", "tiny", VOCAB, [f"model.embed.position.length={n}"]) for n in (40, 30))
     assert (Ensemble([far, near]).limit, Ensemble([far, far]).limit) == (30, 40)
     assert Ensemble([far, near]).cost(1, 20).state == 2 * far.cost(1, 20).state
-    assert Ensemble([MODELS["rwkv4"], MODELS["rwkv4"]]).limit is None
+    assert Ensemble([make("rwkv4"), make("rwkv4")]).limit is None
 
 
 @pytest.fixture(scope="module")

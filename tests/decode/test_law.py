@@ -9,6 +9,7 @@ from regard.core import Model, UserError, select
 from regard.decode import Hypothesis, ModelDraft, NgramDraft, Request, greedy, result, sample, speculate
 from regard.decode.sample import SamplingParams
 from regard.files import recipe
+from tests.models import shallow
 
 from .lively import END, MOST, START, VOCAB, WAYS, Lively, LivelyAhead, ask, make, same
 from .uncached import Uncached
@@ -18,8 +19,9 @@ def steps(model: Model) -> bool:
     return model.kind != "encoder" and model.stack.streams and not model.head.pools
 
 
-MODELS = {name: make(name) for name in recipe.names() if recipe.load(name)["model"]["kind"] != "towers"}
-STEPPING = [name for name, model in MODELS.items() if steps(model)]
+with torch.device("meta"):  # models are made when a test wants them
+    SHAPES = {name: shallow(name) for name in recipe.names() if recipe.load(name)["model"]["kind"] != "towers"}
+STEPPING = [name for name, model in SHAPES.items() if steps(model)]
 
 
 def every(*always: object, few: tuple = ()) -> list[tuple]:
@@ -30,7 +32,7 @@ def every(*always: object, few: tuple = ()) -> list[tuple]:
 @functools.cache
 def answers_of(config: str, name: str) -> list[list[Hypothesis]]:
     """Return the answers to all four rows of the batch, which several tests compare with others."""
-    model = MODELS[name]
+    model = make(name)
     return WAYS[config](LivelyAhead(model), ask(model), range(4))
 
 
@@ -45,7 +47,7 @@ def _few(monkeypatch):
 
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
 def test_the_cache_changes_nothing(name, config):
-    model = MODELS[name]
+    model = make(name)
     cached = answers_of(config, name)
     same(cached, WAYS[config](Lively(Uncached(model)), ask(model), range(4)))
     assert len({tuple(answers[0].tokens) for answers in cached}) > 1  # else it would prove little
@@ -53,7 +55,7 @@ def test_the_cache_changes_nothing(name, config):
 
 @pytest.mark.parametrize(("config", "name"), SEARCHES)
 def test_a_batch_is_its_sentences_one_by_one(name, config):
-    model = MODELS[name]
+    model = make(name)
     same(answers_of(config, name), [WAYS[config](Lively(model), ask(model, (row,)), [row])[0] for row in range(4)])
 
 
@@ -61,7 +63,7 @@ def test_a_batch_is_its_sentences_one_by_one(name, config):
 @torch.no_grad()
 def test_an_answer_is_as_likely_as_it_says(name, config):
     """By the model on the whole answer at once."""
-    model = MODELS[name]
+    model = make(name)
     request = ask(model)
     for row, answers in enumerate(WAYS[config](Lively(model), request, range(4))):
         begins = request.prefix[row, : int(request.lengths[row])].tolist()
@@ -78,7 +80,7 @@ def test_an_answer_is_as_likely_as_it_says(name, config):
 
 @pytest.mark.parametrize(("temperature", "name"), every(0.0, few=(1.3,)))
 def test_what_is_heard_is_what_is_answered(name, temperature):
-    model, heard = MODELS[name], [[] for _ in range(4)]
+    model, heard = make(name), [[] for _ in range(4)]
 
     def listen(row: int, token: int) -> None:
         heard[row].append(token)
@@ -106,7 +108,7 @@ class Guesses:
 @pytest.mark.parametrize(("temperature", "name"), every(1.3, few=(0.0,)))
 def test_guesses_change_nothing(name, temperature):
     """Good ones, bad ones, and none."""
-    model = MODELS[name]
+    model = make(name)
     request = ask(model)._replace(max_new_tokens=torch.tensor([9, 3, 14, 1]))
     if model.kind == "encoder-decoder":  # so that the draft knows which row it is
         request = request._replace(prefix=torch.arange(4, 8)[:, None])
@@ -136,10 +138,10 @@ class Counted:
         return self.inner.step(tokens, state, valid)
 
 
-@pytest.mark.parametrize("name", [name for name in STEPPING if MODELS[name].kind == "decoder"])
+@pytest.mark.parametrize("name", [name for name in STEPPING if SHAPES[name].kind == "decoder"])
 def test_what_all_begin_with_is_read_once(name, monkeypatch):
     """And the answers are those of prompts that are read one by one."""
-    model = MODELS[name]
+    model = make(name)
     request = ask(model)
     begins = torch.randint(4, VOCAB, (1, 9), generator=torch.Generator().manual_seed(7)).expand(4, -1)
     prefix, real = torch.cat((begins, request.prefix), 1), torch.ones_like(begins, dtype=torch.bool)
@@ -150,10 +152,10 @@ def test_what_all_begin_with_is_read_once(name, monkeypatch):
     same([[answer] for answer in greedy(LivelyAhead(model), longer)], [[answer] for answer in apart])
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - set(STEPPING)))
+@pytest.mark.parametrize("name", sorted(set(SHAPES) - set(STEPPING)))
 def test_a_model_that_does_not_step_is_refused(name):
     with pytest.raises(UserError, match="does not step"):
-        greedy(MODELS[name], Request(torch.tensor([[START]]), END, torch.tensor([3])))
+        greedy(make(name), Request(torch.tensor([[START]]), END, torch.tensor([3])))
 
 
 def test_what_was_tried_is_enough():
@@ -162,13 +164,13 @@ def test_what_was_tried_is_enough():
     assert len({len(answer.tokens) for answer in answers}) > 4
     assert sum(len(set(answer.tokens)) > 3 for answer in answers) > len(answers) / 3
     assert {answer.ended for answer in answers} == {True, False}
-    assert {MODELS[name].kind for name in STEPPING} == {"decoder", "encoder-decoder"}
+    assert {SHAPES[name].kind for name in STEPPING} == {"decoder", "encoder-decoder"}
     assert any("seq2seq" in name for name in STEPPING)
 
 
 def test_a_cache_that_is_wrong_is_seen():
     """The comparison itself: rows of the state mixed up are found out."""
-    model = MODELS["transformer"]
+    model = make("transformer")
 
     class Mixed:
         def start(self, batch, capacity, *, memory=None):
