@@ -24,9 +24,13 @@ static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS], 
 #pragma GCC unroll 2
         for (int i = 0; i < line; i += lane) {
             Vector u[R];
-            for (int r = 0; r < R; r++) u[r] = load(x + r * in + k + i);
+            for (int r = 0; r < R; r++) {
+                u[r] = load(x + r * in + k + i);
+                HOLD(u[r]);
+            }
             for (int o = 0; o < OUTS; o++) {
                 Vector v = load(w[o] + k + i);
+                HOLD(v);
                 for (int r = 0; r < R; r++) s[r][o] += u[r] * v;
             }
         }
