@@ -36,6 +36,7 @@ from regard.metrics import BITS
 
 READ_AHEAD = 4096  # texts that are read before they are sorted by length and batched
 ROWS_PER_WORKER = 64  # rows, times beams, that are worth another worker
+ALWAYS_FITS = 1024  # positions of an answer, times beams, that are too few to ask whether there is memory for them
 MAX_ROWS = 640  # of a batch; more gains nothing
 MAX_STATE_BYTES = 1 << 29  # of the decoding states of all batches
 LOGIT_BYTES = 16  # bytes per token of the vocabulary while the logits of a row are computed
@@ -301,6 +302,8 @@ class Run:
     def _batches(self, coded: list[EncodedInput], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Return the indices of the inputs of each batch: similar lengths, as many as fit in memory, the longest
         first."""
+        if len(coded) == 1 and config.beam * self._max_positions_of(coded[0], config) <= ALWAYS_FITS:
+            return [[0]]
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
         batches = self._split(coded, order, config, workers, len(coded))
         if len(batches) % workers:  # so that no worker is idle at the end
@@ -317,12 +320,14 @@ class Run:
         for i in order:
             if not room:
                 batches.append([])
-                room = min(
-                    self._max_rows(len(coded[i].ids) + self._max_new_tokens(coded[i], config), config, workers), most
-                )
+                room = min(self._max_rows(self._max_positions_of(coded[i], config), config, workers), most)
             batches[-1].append(i)
             room -= 1
         return batches
+
+    def _max_positions_of(self, one: EncodedInput, config: DecodeConfig) -> int:
+        """Return the most positions of an input and its answer together."""
+        return len(one.ids) + self._max_new_tokens(one, config)
 
     def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Return the most inputs of this length in a batch; refuse an input that does not fit in memory alone."""
