@@ -225,7 +225,8 @@ class MultiHead(Mixer[Cache | Source]):
         count = self.slots_for(capacity) + 1
         shapes = [(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim)]
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes)
-        return Cache(keys, values, torch.full((batch, count), -1, device=device))
+        at = context.cached(("empty", count), lambda: torch.full((batch, count), -1, device=device))  # layers share it
+        return Cache(keys, values, at)
 
     def _memory(self, context: Context) -> Memory:
         if context.memory is None:
@@ -467,6 +468,10 @@ def _same(one: Tensor | None, two: Tensor | None) -> bool:
 
 def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -> AttentionStep | None:
     """Return the step of another layer with the same history as the first one; None where it differs."""
+    if isinstance(first, Source) and isinstance(state, Source) and step.state is first:
+        same = state.at is first.at and state.rows is first.rows and state.keys.dtype == first.keys.dtype
+        keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
+        return step._replace(state=state, keys=keys, values=values) if same else None
     if not isinstance(first, Cache) or not isinstance(state, Cache) or state.at is not first.at:
         return None
     if state.row_owner is not first.row_owner or step.keys is not first.keys or state.keys.dtype != first.keys.dtype:
