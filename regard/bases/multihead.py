@@ -263,8 +263,8 @@ class MultiHead(Mixer[Cache | Source]):
         return torch.cat(outputs, 1), state
 
     def fused(self) -> FusedAttention | None:
-        if self._why_not_plain or not self.attend.is_default or not self.streams:
-            why = self._why_not_plain or "its weights are watched, another kernel was chosen, or it looks ahead"
+        if self._why_not_plain or not self.attend.is_default:
+            why = self._why_not_plain or "its weights are watched, or another kernel was chosen"
             note("fused attention", why, SEPARATE)
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
@@ -272,7 +272,9 @@ class MultiHead(Mixer[Cache | Source]):
         group = self.over, self.pattern, self.heads, self._position_key
         return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step, _follow, group)
 
-    def _fused_step(self, x: Tensor, state: Cache | Source, context: Context) -> AttentionStep | None:
+    def _fused_step(self, x: Tensor, state: Cache | Source | None, context: Context) -> AttentionStep | None:
+        if state is None:
+            return self._fused_whole(x, context)
         if state.keys.dtype != x.dtype:  # the state of a model that was converted since
             return None
         if isinstance(state, Source):
@@ -288,7 +290,21 @@ class MultiHead(Mixer[Cache | Source]):
         queries = x.shape[0] // mask.query_at.shape[0]
         added, count = self._attn_mask(mask, x), mask.key_at.shape[1]
         constant = slot is None and str(self.pattern) == "everything" and not self._biased
-        return AttentionStep(after, keys, values, slot, count, added, mask.row_owner, queries, rotary, constant)
+        own = mask.row_owner is None and context.pattern is None and rotary is None
+        sequential = slot is not None and str(self.pattern) == "causal" and added is None and own
+        return AttentionStep(
+            after, keys, values, slot, count, added, mask.row_owner, queries, rotary, constant, sequential
+        )
+
+    def _fused_whole(self, x: Tensor, context: Context) -> AttentionStep | None:
+        """Return the description of all positions of one sequence x (1, n, width) at once."""
+        if self.over == "memory" or self._is_rotary or len(x) > 1 or context.valid is not None:
+            return None
+        mask, count = context.cached(("whole", self.pattern), lambda: self._whole(context)), x.shape[1]
+        shape = (1, count, self.kv_heads, self.dim)
+        step = self.kv_heads * self.dim  # from position to position, and so from row to row of what is projected
+        keys, values = (x.new_empty(shape).as_strided(shape, (step, step, self.dim, 1)) for _ in range(2))
+        return AttentionStep(None, keys, values, 0, count, self._attn_mask(mask, x), None, count)
 
     def _with_capacity(self, state: Cache, context: Context) -> Cache:
         needed = context.cached(("room", self.pattern), lambda: self.slots_for(context.last_position + 1))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -272,7 +272,7 @@ class Run:
         if self.pairs:
             tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
             with torch.no_grad():
-                memory = self.model.encode(tokens, valid)
+                memory = self._session().encode(tokens, valid)
             prefix, prefix_valid = torch.tensor([self.decoder_prefix] * len(coded), device=self.device), None
         else:
             rows = [[*self.decoder_prefix, *one.ids] or [self.token_before_text] for one in coded]
@@ -358,16 +358,22 @@ class Run:
         self, request: Request, config: DecodeConfig, seeds: Seeds | None, draft: Model | None
     ) -> list[list[Hypothesis]]:
         """Search with the session of this thread, so that the fused step is compiled once and not for every call."""
+        own = self._session()
+        try:
+            return search(own, request, config, seeds, draft)
+        finally:
+            if isinstance(own, Session):
+                own.forget_buffers()
+
+    def _session(self) -> Session | Any:
+        """Return the session of this thread; or the model, where it is not a plain one."""
         if not isinstance(self.model, Model):
-            return search(self.model, request, config, seeds, draft)
+            return self.model
         threads = _SESSIONS.setdefault(self, threading.local())
         own: Session | None = getattr(threads, "session", None)
         if own is None or own.model is not self.model:
             own = threads.session = Session(self.model)
-        try:
-            return search(own, request, config, seeds, draft)
-        finally:
-            own.forget_buffers()
+        return own
 
     def _search_shortlist(
         self, coded: list[EncodedInput], request: Request, config: DecodeConfig
