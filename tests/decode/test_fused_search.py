@@ -212,13 +212,23 @@ def test_other_models_are_stepped(name):
     same(found, stepped(model, given))
 
 
+def test_a_cache_that_drops_keys_is_stepped():
+    """Its slots are used again, and not all of them are attended to."""
+    model = make("gpt2", torch.float64, "model.layer.0.mixer.pattern=causal & window(3)")
+    given = Request(torch.tensor([[START]]), 1, torch.tensor([MOST]))
+    found, fused = searched(model, given, 3)
+    assert not fused
+    same(found, stepped(model, given, 3))
+
+
 def test_more_than_one_row_and_processed_logits_are_stepped():
     model = make("gpt2")
     given = request(model, end=1)
     two = given._replace(prefix=given.prefix.repeat(2, 1), max_new_tokens=given.max_new_tokens.repeat(2))
     processed = given._replace(logits_processor=lambda scores, generated: scores.flip(1))
     padded = given._replace(valid=torch.arange(given.prefix.shape[1])[None] < 4)
-    for one in (two, processed, padded):
+    masked = given._replace(valid=torch.ones_like(given.prefix, dtype=torch.bool))
+    for one in (two, processed, padded, masked):
         assert not searched(model, one)[1]
     assert not searched(model, given, 3, early_stopping="never")[1]
     with recording() as decisions:
