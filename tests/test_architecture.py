@@ -136,7 +136,7 @@ def test_the_walks_are_walked(tmp_path, monkeypatch, pairs, capsys):
     assert Path("run/checkpoints/step-00000001/model.safetensors").exists()
     assert astray(walks("From pairs.tsv to the checkpoint"), files) == ""
 
-    Path("sentences.txt").write_text("abc\n")
+    Path("sentences.txt").write_text("abc\nde\n")
     with entered() as files:
         assert main(["predict", "run", "sentences.txt"]) == 0
     assert capsys.readouterr().out

@@ -222,7 +222,8 @@ class MultiHead(Mixer[Cache | Source]):
         count = self.slots_for(capacity) + 1
         shapes = [(batch, count, self.kv_heads, dim) for dim in (self.key_dim, self.dim)]
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for shape in shapes)
-        return Cache(keys, values, torch.full((batch, count), -1, device=device))
+        at = context.cached(("empty", count), lambda: torch.full((batch, count), -1, device=device))  # layers share it
+        return Cache(keys, values, at)
 
     def _memory(self, context: Context) -> Memory:
         if context.memory is None:
@@ -259,8 +260,8 @@ class MultiHead(Mixer[Cache | Source]):
         return torch.cat(outputs, 1), state
 
     def fused(self) -> FusedAttention | None:
-        if self._why_not_plain or not self.attend.is_default or not self.streams:
-            why = self._why_not_plain or "its weights are watched, another kernel was chosen, or it looks ahead"
+        if self._why_not_plain or not self.attend.is_default:
+            why = self._why_not_plain or "its weights are watched, or another kernel was chosen"
             note("fused attention", why, SEPARATE)
             return None
         k, v = (None, None) if self.over == "memory" else (self.k, self.v)
@@ -268,7 +269,9 @@ class MultiHead(Mixer[Cache | Source]):
         group = self.over, self.pattern, self.heads, self._position_key
         return FusedAttention(self.q, k, v, self.out, self.score.factor, self._fused_step, _follow, group)
 
-    def _fused_step(self, x: Tensor, state: Cache | Source, context: Context) -> AttentionStep | None:
+    def _fused_step(self, x: Tensor, state: Cache | Source | None, context: Context) -> AttentionStep | None:
+        if state is None:
+            return self._fused_whole(x, context)
         if state.keys.dtype != x.dtype:  # the state of a model that was converted since
             return None
         if isinstance(state, Source):
@@ -284,7 +287,21 @@ class MultiHead(Mixer[Cache | Source]):
         queries = x.shape[0] // mask.query_at.shape[0]
         added, count = self._attn_mask(mask, x), mask.key_at.shape[1]
         constant = slot is None and str(self.pattern) == "everything" and not self._biased
-        return AttentionStep(after, keys, values, slot, count, added, mask.row_owner, queries, rotary, constant)
+        own = mask.row_owner is None and context.pattern is None and rotary is None
+        sequential = slot is not None and str(self.pattern) == "causal" and added is None and own
+        return AttentionStep(
+            after, keys, values, slot, count, added, mask.row_owner, queries, rotary, constant, sequential
+        )
+
+    def _fused_whole(self, x: Tensor, context: Context) -> AttentionStep | None:
+        """Return the description of all positions of one sequence x (1, n, width) at once."""
+        if self.over == "memory" or self._is_rotary or len(x) > 1 or context.valid is not None:
+            return None
+        mask, count = context.cached(("whole", self.pattern), lambda: self._whole(context)), x.shape[1]
+        shape = (1, count, self.kv_heads, self.dim)
+        step = self.kv_heads * self.dim  # from position to position, and so from row to row of what is projected
+        keys, values = (x.new_empty(shape).as_strided(shape, (step, step, self.dim, 1)) for _ in range(2))
+        return AttentionStep(None, keys, values, 0, count, self._attn_mask(mask, x), None, count)
 
     def _with_capacity(self, state: Cache, context: Context) -> Cache:
         needed = context.cached(("room", self.pattern), lambda: self.slots_for(context.last_position + 1))
@@ -464,6 +481,10 @@ def _same(one: Tensor | None, two: Tensor | None) -> bool:
 
 def _follow(step: AttentionStep, first: Cache | Source, state: Cache | Source) -> AttentionStep | None:
     """Return the step of another layer with the same history as the first one; None where it differs."""
+    if isinstance(first, Source) and isinstance(state, Source) and step.state is first:
+        same = state.at is first.at and state.rows is first.rows and state.keys.dtype == first.keys.dtype
+        keys, values = state.keys.transpose(1, 2), state.values.transpose(1, 2)
+        return step._replace(state=state, keys=keys, values=values) if same else None
     if not isinstance(first, Cache) or not isinstance(state, Cache) or state.at is not first.at:
         return None
     if state.row_owner is not first.row_owner or step.keys is not first.keys or state.keys.dtype != first.keys.dtype:

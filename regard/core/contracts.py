@@ -13,7 +13,7 @@ from regard.ops.embedding import embedding
 from regard.schema import name_of, part
 
 from .context import Context
-from .fusion import FusedNorm, RotaryTables
+from .fusion import FusedEmbed, FusedNorm, RotaryTables
 
 
 class Norm(nn.Module):
@@ -56,6 +56,7 @@ class Position(nn.Module):
     limit: int | None = None
     relative: bool = False
     needs_query: bool = False
+    adds_vectors: bool = False  # `embed` adds a vector to that of each token, which does not depend on the token
 
     def embed(self, x: Tensor, at: Tensor) -> Tensor:
         """Act on token vectors: x (batch, time, width), at (batch or 1, time)."""
@@ -204,6 +205,10 @@ class Embed(nn.Module):
         """x (batch, time, dim) -> (batch, time, width): apply position, norm, dropout and projection."""
         at = context.positions[:1] if context.from_start else context.positions
         return self.up(self.drop(self.norm(self.position.embed(x, at), context.valid)))
+
+    def fused(self) -> FusedEmbed | None:
+        """Return a description of the embed in eval mode for a kernel; None where it does more."""
+        return None
 
     def share(self, table: nn.Parameter) -> None:
         """Use this table instead of its own."""

@@ -31,6 +31,14 @@ class FusedNorm(NamedTuple):
     centered: bool
 
 
+class FusedEmbed(NamedTuple):
+    """scale * table[token], to which `position.embed` adds a vector for every position."""
+
+    table: Tensor
+    scale: float
+    position: nn.Module
+
+
 class FusedMlp(NamedTuple):
     """last(activation(first(x))), or last(activation(first(x)) * gated(x))."""
 
@@ -53,6 +61,7 @@ class AttentionStep(NamedTuple):
     queries: int = 1  # batch rows that attend to one stored row
     rotary: RotaryTables | None = None
     constant: bool = False  # every step is the same while the state is this very object
+    sequential: bool = False  # the next steps write into the next slots, and attend to all slots up to there
 
 
 class FusedAttention(NamedTuple):

@@ -105,10 +105,9 @@ class Model(nn.Module):
 
         self.source_embed = embed_for("encoder", source_vocab) if kind == "encoder-decoder" else None
         self.encoder = stack_for("encoder", None) if kind == "encoder-decoder" else None
-        self.embed = embed_for("encoder" if kind == "encoder" else "decoder", target_vocab)
-        self.stack = stack_for(
-            "encoder" if kind == "encoder" else "decoder", self.encoder.width if self.encoder else None
-        )
+        side = "encoder" if kind == "encoder" else "decoder"
+        self.embed = embed_for(side, target_vocab)
+        self.stack = stack_for(side, self.encoder.width if self.encoder else None)
         self.head = part(Head, head, width=self.stack.width, vocab=target_vocab)
         if kind != "encoder" and length is None and not self.head.streams:
             raise UserError("looks ahead, and a decoder must not: choose another head, or kind 'encoder'", ("head",))
@@ -143,18 +142,18 @@ class Model(nn.Module):
         """The longest source that the encoder's positions allow; None: any."""
         return None if self.encoder is None or self.source_embed is None else _limit(self.source_embed, self.encoder)
 
-    def encode(self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None) -> Memory:
-        """source (batch, source time) -> the memory for cross-attention."""
+    def encode(
+        self, source: Tensor, valid: Tensor | None = None, segments: Tensor | None = None, run: Callable | None = None
+    ) -> Memory:
+        """source (batch, source time) -> the memory for cross-attention. run: instead of `forward_with_states`."""
         if self.encoder is None or self.source_embed is None:
             raise UserError(f"a model of kind '{self.kind}' has no encoder to give a source to")
-        extent = self.source_embed.extent(source)
-        context = self._context(extent, source.device, valid, segments, None, None, self.source_limit)
+        embed = self.source_embed
+        context = self._context(embed.extent(source), source.device, valid, segments, None, None, self.source_limit)
         wanted = any(m.uses_layer_outputs for m in self.stack.modules() if isinstance(m, Mixer))
-        x, states, outputs = self.encoder.forward_with_states(self.source_embed(source, context), context, wanted)
-        vectors = self.source_embed.vectors(source) if self.embed.copies_source else None
-        embedded = (
-            () if vectors is None else (vectors, self.source_embed.position.embed(vectors, context.positions[:1]))
-        )
+        x, states, outputs = (run or self.encoder.forward_with_states)(embed(source, context), context, wanted)
+        vectors = embed.vectors(source) if self.embed.copies_source else None
+        embedded = () if vectors is None else (vectors, embed.position.embed(vectors, context.positions[:1]))
         memory = Memory(x, valid, states, outputs, embedded)
         copies = None if self.length is None else self.length.candidates(memory, 1).copies
         return memory if copies is None else memory._replace(copies=copies[:, 0])
@@ -185,9 +184,8 @@ class Model(nn.Module):
 
     def random_inputs(self, batch: int, time: int) -> dict[str, Tensor]:
         """Return random inputs of the right kind, for tests; a source is a little shorter."""
-        source = (
-            {} if self.source_embed is None else {"source": self.source_embed.random_input(batch, max(time - 2, 1))}
-        )
+        embed = self.source_embed
+        source = {} if embed is None else {"source": embed.random_input(batch, max(time - 2, 1))}
         return {"tokens": self.embed.random_input(batch, time), **source}
 
     def start(
@@ -352,9 +350,8 @@ class Model(nn.Module):
         return memory
 
     def _context(
-        self, extent: tuple[int, int], device: Any, valid: Any, segments: Any, memory: Any, pattern: Any,
-        limit: int | None,
-    ) -> Context:  # fmt: skip
+        self, extent: tuple[int, int], device: Any, valid: Any, segments: Any, memory: Any, pattern: Any, limit: Any
+    ) -> Context:
         batch, time = extent
         pattern = None if pattern is None else part(Pattern, pattern)
         if valid is not None:

@@ -20,8 +20,9 @@ from regard.ops.cross_entropy import LOG2_E
 from regard.ops.dispatch import inference_kernels, note, why_no_kernels
 from regard.ops.top_k import top_k
 
+from .fused_search import fused_search
 from .result import Hypothesis, NextLogits, Request, Stepper, check_not_nan
-from .session import session
+from .session import Session, session
 
 EARLY_STOPPING = ("full", "heuristic", "never")
 MIN_PACKED_ROWS = 24  # rows, below which packing the output table does not pay
@@ -50,6 +51,10 @@ def beam(
     if not 1 <= num_return <= size:
         raise UserError(f"beam search needs 1 <= num_return <= size, not {num_return} and size {size}")
     model = session(model)
+    if early_stopping == "full" and isinstance(model, Session):
+        found = fused_search(model, request, size, length_penalty, num_return)
+        if found is not None:
+            return [found]
     upcoming, state = request.begin(model)
     choose, reorder = token_chooser(model, request, 2 * size), getattr(model, "reorder", select)
     batch = len(request.prefix)

@@ -77,7 +77,7 @@ class Request(NamedTuple):
 
     def begin(self, model: Stepper) -> tuple[NextLogits, Any]:
         """Return the logits of the first new token, and the state after the prefix."""
-        self._check()
+        self.check()
         batch, shared = len(self.prefix), self._shared_prefix()
         state = model.start(1 if shared else batch, self.capacity, memory=self.memory)
         if shared:  # a common prefix is read once
@@ -113,7 +113,7 @@ class Request(NamedTuple):
         """Apply the logits processor to scores (rows, vocab), given the tokens generated so far (rows, time)."""
         return scores if self.logits_processor is None else self.logits_processor(scores, generated)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         batch, time = self.prefix.shape
         if batch == 0 or time == 0 or not bool((self.lengths > 0).all()):
             raise UserError("there is nothing to continue: a request needs rows that begin with something")

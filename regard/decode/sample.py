@@ -20,8 +20,9 @@ from torch import Tensor
 from regard.core import UserError, select
 from regard.ops.dispatch import NO_KERNEL, note
 
+from .fused_search import fused_search
 from .result import Hypothesis, Request, Stepper, check_not_nan
-from .session import session
+from .session import Session, session
 
 SHRINK_BELOW = (
     0.75  # of the rows: when no more are unfinished, the others leave the batch, at the cost of a copied state
@@ -67,6 +68,11 @@ def sample(
 ) -> list[Hypothesis]:
     """Return the complete answers of `stream`. `on_token(row, token)` is called with every token but the end token."""
     batch, device = request.prefix.shape[0], request.prefix.device
+    model = session(model)
+    if temperature == 0 and repetition_penalty == 1 and on_token is None and isinstance(model, Session):
+        found = fused_search(model, request, 1, length_penalty=0.0, num_return=1)
+        if found is not None:
+            return found
     generated = torch.full((batch, int(request.max_new_tokens.max())), request.end, device=device)
     logprobs = torch.zeros(generated.shape, device=device)
     for at, new in enumerate(stream(model, request, temperature, top_k, top_p, min_p, repetition_penalty, seeds)):

@@ -39,7 +39,10 @@ from regard.schema import name_of
 
 from .int8 import Int8Linear
 
-FUSED_STEP = "fused step"
+FUSED_STEP, FUSED_ENCODER = "fused step", "fused encoder"
+MAX_SOURCE = 64  # positions of a source up to which one call for all layers is the faster way
+UNEVEN = "rows write to different slots of the cache, or the cache has another dtype"
+NOT_PLAIN_OR_LARGE = "a linear layer is not a plain torch.nn.Linear, or too large to be packed for so many rows"
 
 
 def session(model: Any) -> Any:
@@ -55,8 +58,7 @@ class Session:
     def __init__(self, model: Model):
         self.model, self.vocab = model, model.vocab
         self.reorder, self.logits_for, self.output_projection = model.reorder, model.logits_for, model.output_projection
-        self._fused: FusedStack | None = None
-        self._why_never_fused = ""  # empty until it is known that no step can be fused
+        self._compiled: dict[Stack, FusedStack | str] = {}  # the stacks of the model, or why they cannot be compiled
 
     @property
     def is_hooked(self) -> bool:
@@ -77,9 +79,13 @@ class Session:
     def forget_buffers(self) -> None:
         """Let go of the states of the last search, and of packed copies of weights, which may be changed before the
         next one without a sign (`.data`, fused optimizers). What was compiled is kept."""
-        self._why_never_fused = ""
-        if self._fused is not None:
-            self._fused.forget_buffers()
+        self._compiled = {stack: fused for stack, fused in self._compiled.items() if not isinstance(fused, str)}
+        for fused in self._compiled.values():
+            fused.forget_buffers()  # type: ignore[union-attr]
+
+    def encode(self, source: Tensor, valid: Tensor | None = None) -> Memory:
+        """Return what `encode` of the model does, but for a single source by one call of a kernel where possible."""
+        return self.model.encode(source, valid, run=self._run_encoder)
 
     def step(
         self, tokens: Tensor, state: State, valid: Tensor | None = None, segments: Tensor | None = None
@@ -103,24 +109,46 @@ class Session:
 
     def _step_fused(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
         """Return the step, or why it cannot be fused."""
-        if self._why_never_fused:
-            return self._why_never_fused
-        if x.shape[1] != 1:
-            return "a step of several positions"
+        fused = self.compiled(self.model.stack, x) if x.shape[1] == 1 else "a step of several positions"
+        return fused if isinstance(fused, str) else fused.run(x, state, context)
+
+    def _run_encoder(self, x: Tensor, context: Context, layer_outputs: bool) -> tuple[Tensor, tuple, tuple]:
+        """Return what `forward_with_states` of the encoder returns."""
+        encoder = self.model.encoder
+        assert encoder is not None
+        found = self._encode_fused(encoder, x, context, layer_outputs)
+        if isinstance(found, str):
+            note(FUSED_ENCODER, found, SEPARATE)
+            return encoder.forward_with_states(x, context, layer_outputs)
+        note(FUSED_ENCODER)
+        return found, (), ()
+
+    def _encode_fused(self, encoder: Stack, x: Tensor, context: Context, layer_outputs: bool) -> Tensor | str:
+        """Return the encoder's output, or why it cannot be fused."""
+        if len(x) > 1 or not 0 < x.shape[1] <= MAX_SOURCE or context.valid is not None:
+            return f"more than one source, an empty one, one of more than {MAX_SOURCE} positions, or padding"
+        if layer_outputs:
+            return "the decoder reads the output of every layer"
+        fused = self.compiled(encoder, x)
+        if isinstance(fused, str):
+            return fused
+        found = fused.run(x, tuple((None,) * len(layer.mixers) for layer in encoder.layers), context)  # type: ignore
+        return found if isinstance(found, str) else found[0]
+
+    def compiled(self, stack: Stack, x: Tensor) -> FusedStack | str:
+        """Return a stack of the model, compiled when it is first wanted and after a change; or why it cannot be."""
         if torch.is_grad_enabled():
             return "gradients are enabled: there is no torch.no_grad() around it"
-        if self.model.stack.training:
+        if stack.training:
             return "the model is in training mode"
-        kernels = inference_kernels(x)
-        if kernels is None:
+        if inference_kernels(x) is None:
             return why_no_kernels(x)
-        if self._fused is None or not self._fused.is_current(self.model.stack, x):
-            compiled = FusedStack.compile(self.model.stack, x)
-            if isinstance(compiled, str):
-                self._fused, self._why_never_fused = None, compiled  # what cannot be fused once is not tried again
-                return compiled
-            self._fused = compiled
-        return self._fused.run(kernels, x, state, context)
+        known = self._compiled.get(stack)
+        if isinstance(known, str):  # what cannot be fused once is not tried again
+            return known
+        if known is None or not known.is_current(x):
+            known = self._compiled[stack] = FusedStack.compile(stack, x, packs=stack is self.model.stack)
+        return known
 
 
 class FusedStack:
@@ -133,24 +161,24 @@ class FusedStack:
         norms: list[list[NormParams | None]],
         last_norm: NormParams | None,
         x: Tensor,
+        kernels: Kernels,
+        packs: bool,
     ):
-        """declared, norms: for every branch of every layer in turn, its description and the norms around it."""
+        """declared, norms: for every branch of every layer in turn, its description and the norms around it.
+        packs: whether weights are packed for many rows, which pays if there are several steps."""
         self.declared, self.norms, self.last_norm, self.dtype = declared, norms, last_norm, x.dtype
-        self.stack, self.snapshot = modules[0], Snapshot(modules)
+        self.snapshot, self.kernels, self.packs = Snapshot(modules), kernels, packs
         self.linears: dict[tuple[nn.Module, bool], LinearParams | None] = {}
         self.program: Program | None = None
         self.planned: list[AttentionStep | None] = []  # the steps that the program was made for
         self.rows = 0
 
     @classmethod
-    def compile(cls, stack: Stack, x: Tensor) -> FusedStack | str:
+    def compile(cls, stack: Stack, x: Tensor, packs: bool = True) -> FusedStack | str:
         """Compile a stack; or return why not: a module is modified, in training mode, or not supported by a kernel."""
+        if what := why_changed(stack, "the stack"):
+            return what
         modules = list(stack.modules())
-        for path, module in stack.named_modules():
-            if what := "is in training mode" if module.training else why_touched(module):
-                return f"{path or 'the stack'} {what}"
-            if isinstance(module, Tap) and module.watchers:
-                return f"{path} is watched"
         every: list[FusedAttention | FusedMlp] = []
         norms: list[list[NormParams | None]] = []
         for layer in stack.layers:
@@ -166,23 +194,75 @@ class FusedStack:
                     return both
                 every.append(declared)
                 norms.append(both)
-        end = _norms([stack.norm], x)
-        return end if isinstance(end, str) else cls(modules, every, norms, end[0], x)
+        end, kernels = _norms([stack.norm], x), inference_kernels(x)
+        assert kernels is not None
+        return end if isinstance(end, str) else cls(modules, every, norms, end[0], x, kernels, packs)
 
     def forget_buffers(self) -> None:
         self.linears = {key: params for key, params in self.linears.items() if not key[1]}
         self.program, self.planned = None, []
 
-    def is_current(self, stack: Stack, x: Tensor) -> bool:
-        return self.stack is stack and self.dtype == x.dtype and self.snapshot.holds()
+    def is_current(self, x: Tensor) -> bool:
+        return self.dtype == x.dtype and self.snapshot.holds()
 
-    def run(self, kernels: Kernels, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
+    def run(self, x: Tensor, state: tuple, context: Context) -> tuple[Tensor, tuple] | str:
         """Take the next position of every row: x (rows, 1, width) -> output of that shape, and the state after it; or
-        return why the model must take this step."""
+        return why the model must take this step. In an encoder, x is one sequence (1, n, width), and its layers have no
+        state but None."""
         states = [own for layer in state for own in layer]
+        fits = self.program is not None and self.rows == x.shape[0] * x.shape[1]
+        steps = self._steps(x, states, context, fits)
+        if steps is None:
+            return UNEVEN
+        if fits and all(map(_same_buffers, self.planned, steps)):
+            assert self.program is not None
+            for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
+                if step is not None and step is not before:
+                    update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
+            self.planned = steps
+        elif not self._plan(x.shape[0] * x.shape[1], steps):
+            return NOT_PLAIN_OR_LARGE
+        assert self.program is not None
+        after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
+        y = self.program.run(self.kernels, flatten_rows(x)).view(x.shape)
+        return y, tuple(tuple(next(after) for _ in layer) for layer in state)
+
+    def plan_search(
+        self, x: Tensor, state: tuple, context: Context, steps: int, size: int
+    ) -> tuple[Program, Tensor] | str:
+        """Return the program of the last of so many steps of `size` hypotheses, and which row holds the key of each
+        slot (see `Program.search`); or return why the steps differ in more than the slot of the cache.
+
+        x, state, context: of the first step, which has one row.
+        """
+        planned = self._steps(x, [own for layer in state for own in layer], context, False)
+        if planned is None:
+            return UNEVEN
+        slots = {step.slot for step in planned if step is not None and step.sequential}
+        if len(slots) != 1 or any(step and not (step.sequential or step.constant) for step in planned):
+            return "a mask, a bias or a rotation differs from step to step"
+        before = slots.pop() or 0
+        held = torch.zeros(2 * size, before + steps, dtype=torch.long)
+        last: list[AttentionStep | None] = []
+        for step in planned:
+            if step is not None and step.sequential:
+                if held.shape[1] >= step.keys.shape[1]:  # whose last slot is for padding
+                    return "the cache has no room for all steps"
+                keys, values = (_with_rows(t, size, before) for t in (step.keys, step.values))
+                step = step._replace(
+                    keys=keys, values=values, slot=before + steps - 1, key_count=before + steps, row_owner=held[:size]
+                )
+            last.append(None if step is None else step if step.sequential else step._replace(queries=size))
+        if not self._plan(size, last):
+            return NOT_PLAIN_OR_LARGE
+        assert self.program is not None
+        return self.program, held
+
+    def _steps(self, x: Tensor, states: list, context: Context, fits: bool) -> list[AttentionStep | None] | None:
+        """Return for every branch its AttentionStep, None for an MLP; or return None where one cannot be fused. fits:
+        the program was made for so many rows."""
         steps: list[AttentionStep | None] = []
         groups: dict[Any, tuple[AttentionStep, Any]] = {}
-        fits = self.program is not None and self.rows == len(x)
         for index, (declared, own) in enumerate(zip(self.declared, states, strict=True)):
             if isinstance(declared, FusedMlp):
                 steps.append(None)
@@ -195,46 +275,33 @@ class FusedStack:
             step = None if first is None else declared.follow(first[0], first[1], own)
             step = step or declared.step(x, own, context)
             if step is None:
-                return "rows write to different slots of the cache, or the cache has another dtype"
+                return None
             groups.setdefault(declared.group, (step, own))
             steps.append(step)
-        if fits and all(map(_same_buffers, self.planned, steps)):
-            assert self.program is not None
-            for made, before, step in zip(self.program.branches, self.planned, steps, strict=True):
-                if step is not None and step is not before:
-                    update_attention(made, step.slot or 0, step.attn_mask, step.row_owner, step.key_count, step.rotary)
-            self.planned = steps
-        elif not self._plan(kernels, x, steps):
-            return "a linear layer is not a plain torch.nn.Linear, or too large to be packed for so many rows"
-        assert self.program is not None
-        after = iter([own if step is None else step.state for own, step in zip(states, steps, strict=True)])
-        y = self.program.run(kernels, flatten_rows(x)).view(x.shape)
-        return y, tuple(tuple(next(after) for _ in layer) for layer in state)
+        return steps
 
-    def _plan(self, kernels: Kernels, x: Tensor, steps: list[AttentionStep | None]) -> bool:
+    def _plan(self, rows: int, steps: list[AttentionStep | None]) -> bool:
         """Make the program for these rows and buffers; return False where a linear layer cannot take so many rows."""
         made, norms = [], []
         for declared, around, step in zip(self.declared, self.norms, steps, strict=True):
-            fused = self._branch(kernels, declared, len(x), step)
+            fused = self._branch(declared, rows, step)
             if fused is None:
                 self.program = None
                 return False
             made.append(fused)
             norms.append(around)
-        self.program, self.planned, self.rows = Program(made, norms, self.last_norm), steps, len(x)
+        self.program, self.planned, self.rows = Program(made, norms, self.last_norm), steps, rows
         return True
 
-    def _branch(
-        self, kernels: Kernels, declared: FusedAttention | FusedMlp, rows: int, step: AttentionStep | None
-    ) -> FusedBranch | None:
+    def _branch(self, declared: FusedAttention | FusedMlp, rows: int, step: AttentionStep | None) -> FusedBranch | None:
         if isinstance(declared, FusedMlp):
-            first, last, gated = self._all(kernels, rows, declared.first, declared.last, declared.gated)
+            first, last, gated = self._all(rows, declared.first, declared.last, declared.gated)
             if first is None or last is None or (gated is None and declared.gated is not None):
                 return None
             return plan_mlp(first, last, declared.activation, rows, gated)
         assert step is not None
         modules = (declared.q, declared.k, declared.v, declared.out)
-        maps = self._all(kernels, rows, *modules)
+        maps = self._all(rows, *modules)
         if any(made is None and module is not None for made, module in zip(maps, modules, strict=True)):
             return None
         return plan_attention(
@@ -242,14 +309,34 @@ class FusedStack:
             step.key_count, step.queries, step.rotary,
         )  # fmt: skip
 
-    def _all(self, kernels: Kernels, rows: int, *modules: nn.Module | None) -> list[LinearParams | None]:
+    def _all(self, rows: int, *modules: nn.Module | None) -> list[LinearParams | None]:
         """Return linear layers as structs for the kernel, None for None."""
-        many, made = rows > FEW_ROWS, []
+        many, made = self.packs and rows > FEW_ROWS, []
         for module in modules:
             if module is not None and (module, many) not in self.linears:
-                self.linears[module, many] = _linear(kernels, module, self.dtype, many)
+                self.linears[module, many] = _linear(self.kernels, module, self.dtype, many)
             made.append(None if module is None else self.linears[module, many])
         return made
+
+
+def _with_rows(tensor: Tensor, rows: int, slots: int) -> Tensor:
+    """Return a tensor like (1, slots or more, ...) with more rows, of which only the first has the old slots."""
+    if rows == 1:
+        return tensor
+    longer = tensor.new_empty(rows, *tensor.shape[1:])
+    longer[0, :slots] = tensor[0, :slots]
+    return longer
+
+
+def why_changed(root: nn.Module, name: str) -> str:
+    """Return which module in it is hooked, watched, in training mode, or has a method of its own, and what it is; an
+    empty string where none is. name: of the root, for the message."""
+    for path, module in root.named_modules():
+        if what := "is in training mode" if module.training else why_touched(module):
+            return f"{path or name} {what}"
+        if isinstance(module, Tap) and module.watchers:
+            return f"{path} is watched"
+    return ""
 
 
 def _linear(kernels: Kernels, module: nn.Module, dtype: torch.dtype, many: bool) -> LinearParams | None:

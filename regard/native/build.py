@@ -23,7 +23,7 @@ import torch
 
 from regard.files.paths import sync
 
-from .structs import AttentionArgs, LinearParams, Workspace, check_sizes
+from .structs import AttentionArgs, LinearParams, SearchArgs, Workspace, check_sizes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("decode.cpp", "train.cpp", "matmul.cpp")]
 HEADER = Path(__file__).with_name("vector.h")
@@ -39,6 +39,7 @@ ARGUMENTS = {
     "apply": [POINTER(LinearParams), *_POINTERS * 2, c_long, c_void_p, c_int],
     "attend": [POINTER(AttentionArgs)],
     "run": [*_POINTERS, c_long, *_POINTERS * 3, POINTER(Workspace), *_SIZES * 2, c_int],
+    "search": [c_void_p, c_long, c_void_p, POINTER(SearchArgs), POINTER(Workspace), c_int],
     "top_k": [*_POINTERS * 8, *_SIZES * 3, c_int],
     "row": [],
     # for training
@@ -56,7 +57,7 @@ ARGUMENTS = {
 }
 
 
-RETURN_SIZES = ("row", "attention_workspace", "piece")
+RETURN_SIZES = ("search", "row", "attention_workspace", "piece")
 
 
 class Kernels:

@@ -24,9 +24,13 @@ static void dots(const Real *x, const Real *const *w, long in, Real (*y)[OUTS], 
 #pragma GCC unroll 2
         for (int i = 0; i < line; i += lane) {
             Vector u[R];
-            for (int r = 0; r < R; r++) u[r] = load(x + r * in + k + i);
+            for (int r = 0; r < R; r++) {
+                u[r] = load(x + r * in + k + i);
+                HOLD(u[r]);
+            }
             for (int o = 0; o < OUTS; o++) {
                 Vector v = load(w[o] + k + i);
+                HOLD(v);
                 for (int r = 0; r < R; r++) s[r][o] += u[r] * v;
             }
         }
@@ -431,26 +435,29 @@ template <typename Real> struct Workspace {
     char *maps;
 };
 
+// `back` steps before the one that the branch is for, keys and values go into the slot so far before, and fewer are seen.
 template <typename Real> static void branch(const FusedBranch<Real> &a, const Real *x, Real *y,
-                                            const Workspace<Real> &room, long rows, Share own) {
+                                            const Workspace<Real> &room, long rows, long back, Share own) {
     const LinearParams &first = *a.first, &last = *a.last;
     prepare(first, x, rows, room.maps, own);  // keys and values want the same
     apply(first, x, room.middle, first.out, rows, room.maps, own);
     const Real *from = room.middle;
     if (a.attends) {
+        AttentionArgs<Real> looks = a.looks;
+        Real *key_slot = a.key_slot - back * looks.k_step[2], *value_slot = a.value_slot - back * looks.v_step[2];
         if (a.key) {
-            apply(*a.key, x, a.key_slot, a.looks.k_step[0], rows, room.maps, own);
-            apply(*a.value, x, a.value_slot, a.looks.v_step[0], rows, room.maps, own);
+            apply(*a.key, x, key_slot, looks.k_step[0], rows, room.maps, own);
+            apply(*a.value, x, value_slot, looks.v_step[0], rows, room.maps, own);
+            looks.keys -= back;
         }
         wait(own);
         if (a.cos) {
             for (long r = own.begin(rows); r < own.end(rows); r++) {
                 spin(a, room.middle + r * first.out, a.looks.heads, a.looks.dim, r);
-                spin(a, a.key_slot + r * a.looks.k_step[0], a.looks.groups, a.looks.k_step[1], r);
+                spin(a, key_slot + r * looks.k_step[0], looks.groups, looks.k_step[1], r);
             }
             wait(own);
         }
-        AttentionArgs<Real> looks = a.looks;
         looks.q = room.middle, looks.y = room.other, looks.room = room.scores, from = room.other;
         for (long part = own.which; part < looks.threads; part += own.all) attend(looks, part);
     } else {
@@ -469,26 +476,24 @@ template <typename Real> static void branch(const FusedBranch<Real> &a, const Re
 // Branches one after the other: x (rows, wide) -> y, which may be x
 template <typename Real> static void run(const FusedBranch<Real> *branches, long many, const NormParams *end,
                                          const Real *x, Real *y, const Workspace<Real> &room, long rows, long wide,
-                                         int threads) {
-    spread(threads, [=, &room](Share own) {
-        const long begin = own.begin(rows), stop = own.end(rows);
-        const Real *now = x;
-        for (const FusedBranch<Real> *one = branches; one < branches + many; one++) {
-            const Real *seen = now;
-            if (one->before) {
-                for (long r = begin; r < stop; r++) measure(*one->before, now + r * wide, room.normed + r * wide, wide);
-                seen = room.normed;
-                wait(own);
-            }
-            branch(*one, seen, one->adds ? room.found : y, room, rows, own);
-            if (!one->adds) continue;
-            for (long i = begin * wide; i < stop * wide; i++) y[i] = now[i] + room.found[i];
-            now = y;
-            for (long r = begin; one->after && r < stop; r++) measure(*one->after, y + r * wide, y + r * wide, wide);
-            if (one + 1 < branches + many && !one[1].before) wait(own);
+                                         long back, Share own) {
+    const long begin = own.begin(rows), stop = own.end(rows);
+    const Real *now = x;
+    for (const FusedBranch<Real> *one = branches; one < branches + many; one++) {
+        const Real *seen = now;
+        if (one->before) {
+            for (long r = begin; r < stop; r++) measure(*one->before, now + r * wide, room.normed + r * wide, wide);
+            seen = room.normed;
+            wait(own);
         }
-        for (long r = begin; end && r < stop; r++) measure(*end, y + r * wide, y + r * wide, wide);
-    });
+        branch(*one, seen, one->adds ? room.found : y, room, rows, back, own);
+        if (!one->adds) continue;
+        for (long i = begin * wide; i < stop * wide; i++) y[i] = now[i] + room.found[i];
+        now = y;
+        for (long r = begin; one->after && r < stop; r++) measure(*one->after, y + r * wide, y + r * wide, wide);
+        if (one + 1 < branches + many && !one[1].before) wait(own);
+    }
+    for (long r = begin; end && r < stop; r++) measure(*end, y + r * wide, y + r * wide, wide);
 }
 
 // Of rows x, the top_k words and the sum of all 2^(score - best): scores are used where they are made, in registers.
@@ -513,16 +518,34 @@ static __attribute__((noinline)) void put(Row<Real> *row, const Real *scores, lo
     }
 }
 
+template <typename Real> static void clear(Row<Real> *row, int keep) {
+    row->mass = typename Of<Real>::Vector{}, row->low = -INFINITY;
+    row->most = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300);
+    for (int i = 0; i < keep; i++) row->best[i] = -INFINITY, row->at[i] = 0;
+}
+
+// The same from the scores of a row.
+template <typename Real> static void look_through(const Real *scores, long words, int keep, Row<Real> *row) {
+    typedef typename Of<Real>::Vector Vector;
+    const long lane = lanes<Real>();
+    clear(row, keep);
+    for (long o = 0; o < words; o += lane) {
+        const long many = words - o < lane ? words - o : lane;
+        Vector found = Vector{} - INFINITY;
+        memcpy(&found, scores + o, many * sizeof(Real));
+        found *= bits<Real>;
+        if (any(found > row->low)) put(row, (const Real *)&found, o, many, keep);
+        row->mass += power(found - row->most);
+    }
+}
+
 template <typename Real> static void top_k(const Real *x, const Real *packed, const Real *bias, Real *best, int64_t *at,
                                            Real *mass, Real *turned, Row<Real> *state, long rows, long in, long words,
                                            int keep) {
     typedef typename Of<Real>::Vector Vector;
     const long lane = lanes<Real>(), panel = PANEL * lane;
-    const Real none = -INFINITY, low = sizeof(Real) == 4 ? Real(-3e38) : Real(-1e300);
-    for (long r = 0; r < rows; r++) {
-        state[r].mass = Vector{}, state[r].most = low, state[r].low = none;
-        for (int i = 0; i < keep; i++) state[r].best[i] = none, state[r].at[i] = 0;
-    }
+    const Real none = -INFINITY;
+    for (long r = 0; r < rows; r++) clear(state + r, keep);
     turn(x, turned, rows, in, bits<Real>, Share{0, 1});
     for (long o = 0; o < words; o += panel) {
         const long many = words - o < panel ? words - o : panel;
@@ -548,6 +571,100 @@ template <typename Real> static void top_k(const Real *x, const Real *packed, co
     }
 }
 
+// Beam search for one sentence; a beam of one is greedy search. A step embeds the last token of every hypothesis, runs
+// the branches, which are those of the last step, multiplies by the output table, and finds the best continuations, twice
+// as many as hypotheses, since some may be over. The search is, too, when as many have ended as there are hypotheses.
+template <typename Real> struct SearchArgs {
+    const Real *table, *added;  // (vocab, wide); and (steps, wide), what a position adds to the vector of a token
+    const LinearParams *output;
+    Real *x, *logits;  // (size, wide), (size, vocab)
+    int64_t *held;  // (size, slots) twice: the row that holds each key, and room to change it
+    int64_t *tokens, *parents;  // (steps, 2 size): of the continuations of each step, best first
+    Real *totals;  // of log-probabilities
+    int64_t size, wide, slots, steps, first, end;  // the first and the last token
+    double scale;  // of the table
+};
+enum { HYPOTHESES = KEEP / 2 };
+
+template <typename Real> struct Hypotheses {
+    int64_t size, last[HYPOTHESES], parent[HYPOTHESES], ended;
+    Real total[HYPOTHESES];
+};
+
+// The best `keep` continuations of all hypotheses, from the best of each, as `look_through` has found them.
+template <typename Real>
+static void extend(const Hypotheses<Real> &now, const Row<Real> *rows, long keep, int64_t *tokens, int64_t *parents,
+                   Real *totals) {
+    for (long i = 0; i < keep; i++) totals[i] = -INFINITY, parents[i] = tokens[i] = 0;
+    for (long r = 0; r < now.size; r++) {
+        const Real mass = log(sum(rows[r].mass));
+        for (long i = 0; i < keep; i++) {
+            const Real total = now.total[r] + (rows[r].best[i] - rows[r].best[0]) / bits<Real> - mass;
+            if (!(total > totals[keep - 1])) break;
+            long j = keep - 1;
+            for (; j > 0 && totals[j - 1] < total; j--)
+                totals[j] = totals[j - 1], parents[j] = parents[j - 1], tokens[j] = tokens[j - 1];
+            totals[j] = total, parents[j] = r, tokens[j] = rows[r].at[i];
+        }
+    }
+}
+
+// Of continuations, those that go on become the hypotheses of the next step. Of those that have ended, only the better
+// half counts.
+template <typename Real>
+static void go_on(Hypotheses<Real> &now, long size, long end, const int64_t *tokens, const int64_t *parents,
+                  const Real *totals) {
+    now.size = 0;
+    for (long i = 0; i < 2 * size; i++) {
+        if (!(totals[i] > -INFINITY)) break;
+        if (tokens[i] == end) {
+            now.ended += i < size;
+        } else if (now.size < size) {
+            now.last[now.size] = tokens[i], now.parent[now.size] = parents[i], now.total[now.size++] = totals[i];
+        }
+    }
+}
+
+// Returns how many steps were taken.
+template <typename Real> static long search(const FusedBranch<Real> *branches, long many, const NormParams *end,
+                                            const SearchArgs<Real> &a, const Workspace<Real> &room, int threads) {
+    const long vocab = a.output->out, keep = 2 * a.size, before = a.slots - a.steps;  // keys of the prefix
+    Row<Real> rows[HYPOTHESES];
+    Hypotheses<Real> now = {1, {a.first}};
+    long at = 0;
+    spread(threads, [&](Share own) {
+        while (at < a.steps && now.size && now.ended < a.size) {
+            const long begin = own.begin(now.size), stop = own.end(now.size);
+            for (long r = begin; r < stop; r++) {
+                a.held[r * a.slots + before + at] = r;
+                for (long i = 0; i < a.wide; i++)
+                    a.x[r * a.wide + i] = a.table[now.last[r] * a.wide + i] * Real(a.scale) + a.added[at * a.wide + i];
+            }
+            wait(own);
+            run(branches, many, end, a.x, a.x, room, now.size, a.wide, a.steps - 1 - at, own);
+            wait(own);
+            prepare(*a.output, a.x, now.size, room.maps, own);
+            apply(*a.output, a.x, a.logits, vocab, now.size, room.maps, own);
+            wait(own);
+            for (long r = begin; r < stop; r++) look_through(a.logits + r * vocab, vocab, keep, rows + r);
+            wait(own);
+            if (own.which == 0) {
+                int64_t *tokens = a.tokens + at * keep, *parents = a.parents + at * keep;
+                Real *totals = a.totals + at * keep;
+                extend(now, rows, keep, tokens, parents, totals);
+                go_on(now, a.size, a.end, tokens, parents, totals);
+                memcpy(a.held + a.size * a.slots, a.held, a.size * a.slots * sizeof(int64_t));
+                for (long r = 0; r < now.size; r++)
+                    memcpy(a.held + r * a.slots, a.held + (a.size + now.parent[r]) * a.slots,
+                           a.slots * sizeof(int64_t));
+                at++;
+            }
+            wait(own);
+        }
+    });
+    return at;
+}
+
 #define KERNELS(Real, name)                                                                                            \
     extern "C" {                                                                                                       \
     void apply_##name(const LinearParams *map, const Real *x, Real *y, long rows, char *room, int threads) {           \
@@ -558,7 +675,11 @@ template <typename Real> static void top_k(const Real *x, const Real *packed, co
     }                                                                                                                  \
     void run_##name(const FusedBranch<Real> *branches, long many, const NormParams *end, const Real *x, Real *y,       \
                     const Workspace<Real> *room, long rows, long wide, int threads) {                                  \
-        run(branches, many, end, x, y, *room, rows, wide, threads);                                                    \
+        spread(threads, [=](Share own) { run(branches, many, end, x, y, *room, rows, wide, 0, own); });                \
+    }                                                                                                                  \
+    long search_##name(const FusedBranch<Real> *branches, long many, const NormParams *end,                            \
+                       const SearchArgs<Real> *a, const Workspace<Real> *room, int threads) {                          \
+        return search(branches, many, end, *a, *room, threads);                                                        \
     }                                                                                                                  \
     void attend_##name(const AttentionArgs<Real> *a) { attend(*a); }                                                   \
     void top_k_##name(const Real *x, const Real *p, const Real *b, Real *best, int64_t *at, Real *mass, Real *turned,  \
@@ -578,5 +699,6 @@ extern "C" int struct_size_decode(int which) {
            : which == 2 ? sizeof(NormParams)
            : which == 3 ? sizeof(FusedBranch<double>)
            : which == 4 ? sizeof(Workspace<double>)
+           : which == 5 ? sizeof(SearchArgs<double>)
                         : 0;
 }

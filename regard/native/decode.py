@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .build import Kernels, threads_for
-from .structs import AttentionArgs, FusedBranch, LinearParams, NormParams, Workspace
+from .structs import AttentionArgs, FusedBranch, LinearParams, NormParams, SearchArgs, Workspace
 
 
 def linear_params(
@@ -184,18 +184,51 @@ class Program:
     def run(self, kernels: Kernels, x: Tensor) -> Tensor:
         """Run all branches on contiguous x (rows, width)."""
         rows, wide = x.shape
-        y, size, last = x.new_empty(rows, self.branches[-1].leaves), x.element_size(), self.end
-        most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
-        parts = (rows * wide, rows * wide, *most[:3], (rows + kernels.rows) * (most[3] + 1))
-        begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
-        beside = torch.empty(begins[-1] + 64, dtype=torch.uint8)
-        origin = -(-beside.data_ptr() // 64) * 64
+        y, last = x.new_empty(rows, self.branches[-1].leaves), self.end
+        room = self._workspace(kernels, rows, wide, x.element_size())
         kernels.named["run", x.dtype](
-            self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(),
-            Workspace(*[origin + begin for begin in begins[:-1]]), rows, wide,
+            self.every, len(self.branches), last and addressof(last), x.data_ptr(), y.data_ptr(), room, rows, wide,
             threads_for(self.work * max(rows // 16, 1)),
         )  # fmt: skip
         return y
+
+    def search(
+        self, kernels: Kernels, held: Tensor, steps: int, first: int, end: int, table: Tensor, scale: float,
+        added: Tensor, output: LinearParams,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Search the best continuations of one sentence with a beam, until as many have ended as the beam keeps, in at
+        most `steps`, the last of which is the one that the program was made for. Return the 2 * beam continuations of
+        every step, best first, (steps taken, 2 * beam) each: the sums of their log-probabilities, the hypotheses that
+        they continue, and their tokens.
+
+        held: (2 * beam, slots) whose first half is the `row_owner` of all layers. first: the last token of the prefix.
+        Vectors of tokens are table (vocab, width) times `scale`, plus the row of `added` (steps, width) for the
+        position. output: gives the logits.
+        """
+        (size, slots), wide, last = held.shape, table.shape[1], self.end
+        size //= 2
+        tokens, parents, totals = (t.new_empty(steps, 2 * size) for t in (held, held, table))
+        x, logits = table.new_empty(size, wide), table.new_empty(size, output.out)
+        room = self._workspace(kernels, size, wide, table.element_size())
+        pointers = (t.data_ptr() for t in (x, logits, held, tokens, parents, totals))
+        sizes = (size, wide, slots, steps, first, end)
+        made = SearchArgs(table.data_ptr(), added.data_ptr(), addressof(output), *pointers, *sizes, scale)
+        taken = kernels.named["search", table.dtype](
+            self.every, len(self.branches), last and addressof(last), made, room,
+            threads_for(self.work + output.wide * output.out),
+        )  # fmt: skip
+        return totals[:taken], parents[:taken], tokens[:taken]
+
+    def _workspace(self, kernels: Kernels, rows: int, wide: int, size: int) -> Workspace:
+        """Return scratch memory for rows of `wide` elements of `size` bytes."""
+        most = list(map(max, zip(*[one.wants for one in self.branches], strict=True)))
+        parts = (rows * wide, rows * wide, *most[:3], (rows + kernels.rows) * (most[3] + 1))
+        begins = list(accumulate([-(-part * size // 64) * 64 for part in parts], initial=0))
+        memory = torch.empty(begins[-1] + 64, dtype=torch.uint8)
+        origin = -(-memory.data_ptr() // 64) * 64
+        made = Workspace(*[origin + begin for begin in begins[:-1]])
+        made.held = memory
+        return made
 
 
 def norm_params(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centres: bool) -> NormParams | None:

@@ -74,6 +74,18 @@ class Workspace(Structure):
     """The struct of decode.cpp."""
 
     _fields_ = [(name, c_void_p) for name in ("normed", "found", "middle", "other", "scores", "maps")]
+    held: Tensor  # the memory that it points into
+
+
+class SearchArgs(Structure):
+    """The struct of decode.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("table", "added", "output", "x", "logits")),
+        *((name, c_void_p) for name in ("held", "tokens", "parents", "totals")),
+        *((name, c_int64) for name in ("size", "wide", "slots", "steps", "first", "end")),
+        ("scale", c_double),
+    )
 
 
 ADDS = ("q_add", "k_add", "v_add")
@@ -104,7 +116,7 @@ class MatmulArgs(Structure):
 
 # In the order of `struct_size` in decode.cpp, train.cpp and matmul.cpp.
 SIZED = {
-    "decode": (LinearParams, AttentionArgs, NormParams, FusedBranch, Workspace),
+    "decode": (LinearParams, AttentionArgs, NormParams, FusedBranch, Workspace, SearchArgs),
     "train": (TrainAttentionArgs,),
     "matmul": (MatmulArgs,),
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +36,7 @@ from regard.metrics import BITS
 
 READ_AHEAD = 4096  # texts that are read before they are sorted by length and batched
 ROWS_PER_WORKER = 64  # rows, times beams, that are worth another worker
+ALWAYS_FITS = 1024  # positions of an answer, times beams, that are too few to ask whether there is memory for them
 MAX_ROWS = 640  # of a batch; more gains nothing
 MAX_STATE_BYTES = 1 << 29  # of the decoding states of all batches
 LOGIT_BYTES = 16  # bytes per token of the vocabulary while the logits of a row are computed
@@ -271,7 +272,7 @@ class Run:
         if self.pairs:
             tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
             with torch.no_grad():
-                memory = self.model.encode(tokens, valid)
+                memory = self._session().encode(tokens, valid)
             prefix, prefix_valid = torch.tensor([self.decoder_prefix] * len(coded), device=self.device), None
         else:
             rows = [[*self.decoder_prefix, *one.ids] or [self.token_before_text] for one in coded]
@@ -301,6 +302,8 @@ class Run:
     def _batches(self, coded: list[EncodedInput], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Return the indices of the inputs of each batch: similar lengths, as many as fit in memory, the longest
         first."""
+        if len(coded) == 1 and config.beam * self._max_positions_of(coded[0], config) <= ALWAYS_FITS:
+            return [[0]]
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
         batches = self._split(coded, order, config, workers, len(coded))
         if len(batches) % workers:  # so that no worker is idle at the end
@@ -317,12 +320,14 @@ class Run:
         for i in order:
             if not room:
                 batches.append([])
-                room = min(
-                    self._max_rows(len(coded[i].ids) + self._max_new_tokens(coded[i], config), config, workers), most
-                )
+                room = min(self._max_rows(self._max_positions_of(coded[i], config), config, workers), most)
             batches[-1].append(i)
             room -= 1
         return batches
+
+    def _max_positions_of(self, one: EncodedInput, config: DecodeConfig) -> int:
+        """Return the most positions of an input and its answer together."""
+        return len(one.ids) + self._max_new_tokens(one, config)
 
     def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Return the most inputs of this length in a batch; refuse an input that does not fit in memory alone."""
@@ -353,16 +358,22 @@ class Run:
         self, request: Request, config: DecodeConfig, seeds: Seeds | None, draft: Model | None
     ) -> list[list[Hypothesis]]:
         """Search with the session of this thread, so that the fused step is compiled once and not for every call."""
+        own = self._session()
+        try:
+            return search(own, request, config, seeds, draft)
+        finally:
+            if isinstance(own, Session):
+                own.forget_buffers()
+
+    def _session(self) -> Session | Any:
+        """Return the session of this thread; or the model, where it is not a plain one."""
         if not isinstance(self.model, Model):
-            return search(self.model, request, config, seeds, draft)
+            return self.model
         threads = _SESSIONS.setdefault(self, threading.local())
         own: Session | None = getattr(threads, "session", None)
         if own is None or own.model is not self.model:
             own = threads.session = Session(self.model)
-        try:
-            return search(own, request, config, seeds, draft)
-        finally:
-            own.forget_buffers()
+        return own
 
     def _search_shortlist(
         self, coded: list[EncodedInput], request: Request, config: DecodeConfig

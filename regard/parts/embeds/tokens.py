@@ -9,10 +9,11 @@ arXiv:1909.11942.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Context, Embed, Norm, Position
 from regard.core.contracts import look_up, new_table
+from regard.core.fusion import FusedEmbed
 
 
 class Tokens(Embed):
@@ -46,6 +47,11 @@ class Tokens(Embed):
 
     def vectors(self, tokens: Tensor) -> Tensor:
         return look_up(self.table, tokens, "tokens") * self.scale
+
+    def fused(self) -> FusedEmbed | None:
+        is_added = self.position.adds_vectors or not self.position.acts("embed")
+        is_all = is_added and self.norm.is_identity and type(self.up) is nn.Identity
+        return FusedEmbed(self.table, self.scale, self.position) if is_all else None
 
     def random_input(self, batch: int, time: int) -> Tensor:
         return torch.randint(self.vocab, (batch, time))

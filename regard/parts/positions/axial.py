@@ -19,6 +19,7 @@ class Axial(Position):
     dims:     channels of a row vector and of a column vector, which sum to the width; None: half each.
     """
 
+    adds_vectors = True
     examples = ({"shape": [5, 6]}, {"shape": [4, 8], "dims": [7, 17]})
 
     def __init__(self, width: int, shape: list, dims: list | None = None):

@@ -17,6 +17,7 @@ class Learned(Position):
     offset:    rows of the table before that of position 0; BART and OPT have 2.
     """
 
+    adds_vectors = True
     examples = ({"length": 29}, {"length": 31, "offset": 2})
 
     def __init__(self, width: int, length: int, offset: int = 0):

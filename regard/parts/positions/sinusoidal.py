@@ -23,6 +23,7 @@ class Sinusoidal(Position):
     kept:   the table is stored with the weights, as in some checkpoints, and read from there.
     """
 
+    adds_vectors = True
     examples = ({}, {"layout": "halves", "offset": 2, "spread": "ends"}, {"length": 29, "kept": True})
 
     def __init__(
