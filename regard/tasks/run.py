@@ -302,7 +302,8 @@ class Run:
     def _batches(self, coded: list[EncodedInput], config: DecodeConfig, workers: int) -> list[list[int]]:
         """Return the indices of the inputs of each batch: similar lengths, as many as fit in memory, the longest
         first."""
-        if len(coded) == 1 and config.beam * self._max_positions_of(coded[0], config) <= ALWAYS_FITS:
+        candidates = config.beam * config.length_beam
+        if len(coded) == 1 and candidates * self._max_positions_of(coded[0], config) <= ALWAYS_FITS:
             return [[0]]
         order = sorted(range(len(coded)), key=lambda i: -len(coded[i].ids))
         batches = self._split(coded, order, config, workers, len(coded))

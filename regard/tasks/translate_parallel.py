@@ -102,7 +102,7 @@ class ParallelTranslator(Run):
             raise UserError("a decoder that writes all tokens at once gives no alignment yet")
         tokens, valid = self._padded([one.ids for one in coded], self.source.pad)
         with torch.no_grad():
-            found = write(self.model, self.model.encode(tokens, valid), self.marks, config)
+            found = write(self.model, self._session().encode(tokens, valid), self.marks, config)
             if self._judge is not None:
                 memory, penalty = self._judge.model.encode(tokens, valid), self._judge.config.length_penalty
                 found = rescore(self._judge.model, memory, found, self._judge.decoder_prefix, self.target.end, penalty)

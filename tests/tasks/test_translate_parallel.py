@@ -5,7 +5,8 @@ import torch
 
 from regard.core import UserError
 from regard.data import Tokenizer
-from regard.decode import DecodeConfig
+from regard.decode import DecodeConfig, canvas
+from regard.tasks import translate_parallel
 from regard.tasks.translate_parallel import ParallelTranslator
 from tests.models import shallow
 
@@ -17,11 +18,13 @@ def run():
     return ParallelTranslator(shallow("cmlm", tokenizer.size, ["model.length.classes=9"]), tokenizer, tokenizer)
 
 
-def test_a_config_counts_as_it_is(run):
+def test_a_config_counts_as_it_is(run, monkeypatch):
     """Only its strategy, where it has none, is the recipe's."""
     assert (run.config.strategy, run.config.length_beam) == ("mask_predict", 3)
     seen = []
-    run._max_rows = lambda positions, config, workers: seen.append(config.length_beam) or 1
+    monkeypatch.setattr(
+        translate_parallel, "write", lambda *given: seen.append(given[3].length_beam) or canvas.write(*given)
+    )
     assert len(run.predict(["one two"], DecodeConfig(length_beam=4, num_return=4))[0]) == 4
     run.predict(["one two"], DecodeConfig(length_beam=1))
     run.predict(["one two"])
