@@ -20,14 +20,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 import torch
 
 from regard.core import UserError
 from regard.data import CorpusSplit
 from regard.decode import DecodeConfig
-from regard.errors import in_one_line, short
+from regard.errors import short
+from regard.files.reading import Natural, read_json
 from regard.runs import checkpoint
 from regard.tasks.run import Run
 
@@ -35,6 +36,16 @@ PIECE = 512  # sources that are answered and written together
 FORMATS = (".tsv", ".jsonl")
 FORBIDDEN = str.maketrans("\t\n\r", "   ")  # in a cell of a TSV file
 VERSION = 1  # of the format of the state
+
+
+class State(TypedDict):
+    """What FILE.part holds: of which teacher, data and settings, how many sources, pairs and bytes."""
+
+    key: str
+    sources: Natural
+    pairs: Natural
+    empty: Natural
+    bytes: Natural
 
 
 class Distilled(NamedTuple):
@@ -76,7 +87,7 @@ def distill(
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()
     if out.suffix == ".tsv":
         _check_cells(lines)
-    with _opened(out, key) as (file, state):
+    with _opened(out, key, lines.count or 0) as (file, state):
         tick(state["sources"])
         rows = islice(lines, state["sources"], None)
         while piece := [row[0] for row in islice(rows, PIECE)]:
@@ -142,7 +153,7 @@ def _check_cells(lines: CorpusSplit) -> None:
 def _line(source: str, target: str, suffix: str) -> bytes:
     pair = {"source": source, "target": target}
     text = "\t".join(pair.values()) if suffix == ".tsv" else json.dumps(pair, ensure_ascii=False)
-    return f"{text}\n".encode()
+    return f"{text}\n".encode("utf-8", "replace")
 
 
 def _state_path(out: Path) -> Path:
@@ -150,44 +161,69 @@ def _state_path(out: Path) -> Path:
 
 
 @contextmanager
-def _opened(out: Path, key: str) -> Iterator[tuple[BinaryIO, dict[str, Any]]]:
-    """Yield the unfinished file, cut behind its last whole piece, and its state; at the end the file gets its name."""
-    part, state = out.with_name(out.name + ".part"), {"key": key, "sources": 0, "pairs": 0, "empty": 0, "bytes": 0}
+def _opened(out: Path, key: str, count: int) -> Iterator[tuple[BinaryIO, State]]:
+    """Yield the unfinished file, cut behind its last whole piece, and its state; at the end the file gets its name.
+    count: the number of sources."""
+    part, state_path = out.with_name(out.name + ".part"), _state_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "ab") as file:
+        for path in (part, state_path, state_path.with_name(state_path.name + ".part")):
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1):
+                raise UserError(f"{short(path)} is a link or no file: remove it")
+        with open(part, "a+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"{short(part)} is being written by another process: wait for it, or stop it") from None
-            state = _load_state(out, state)
+            if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                raise UserError(f"{short(out)} was finished by another process in this moment")
+            _check_out(out)  # again, as another process may have finished it before the lock
+            state = _load_state(out, key, file, count)
             file.truncate(state["bytes"])
             file.seek(0, os.SEEK_END)
+            _save_state(file, out, state)
             yield file, state
+            state_path.unlink(missing_ok=True)
             part.replace(out)
-            _state_path(out).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{short(out)} cannot be written: {checkpoint.reason(error)}") from None
 
 
-def _load_state(out: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of an unfinished file of the same making, or the new one if there is none."""
+def _load_state(out: Path, key: str, file: BinaryIO, count: int) -> State:
+    """Return the state of an unfinished file of the same making; a new one if the file is empty."""
+    new: State = {"key": key, "sources": 0, "pairs": 0, "empty": 0, "bytes": 0}
     path = _state_path(out)
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        if state["key"] == new["key"]:
-            return {name: state[name] if name == "key" else int(state[name]) for name in new}
-    except FileNotFoundError:
+    size = os.fstat(file.fileno()).st_size
+    if not path.exists():
+        if size:
+            raise UserError(
+                f"{short(file.name)} is in the way: it holds something, and no {path.name} tells what; remove it"
+            )
         return new
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{short(path)} is damaged ({in_one_line(error)}): remove it to begin anew") from None
-    raise UserError(
-        f"{short(out)} was begun with another teacher, other data or other settings, and {state.get('sources', 0):,} "
-        f"sources of it are done: repeat that command, or remove {short(path)} to begin anew"
-    )
+    if not size:  # the pairs were removed
+        return new
+    state = read_json(path, State)
+    damaged = f"{short(path)} is damaged: remove it and {short(file.name)} to begin anew"
+    if state["bytes"] > size:
+        raise UserError(damaged)
+    if state["key"] != key:
+        raise UserError(
+            f"{short(out)} was begun with another teacher, other data or other settings, and {state['sources']:,} "
+            f"sources of it are done: repeat that command, or remove {short(path)} and {short(file.name)} to begin anew"
+        )
+    file.seek(0)
+    if state["sources"] > count or sum(1 for _ in _lines_up_to(file, state["bytes"])) != state["pairs"]:
+        raise UserError(damaged)
+    return state
 
 
-def _save_state(file: BinaryIO, out: Path, state: dict[str, Any]) -> None:
+def _lines_up_to(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """Yield the lines of the first bytes, the last one also where it is not whole."""
+    while file.tell() < end:
+        yield file.readline(end - file.tell())
+
+
+def _save_state(file: BinaryIO, out: Path, state: State) -> None:
     """Write the state behind the piece that it counts, so that a kill in between loses that piece alone."""
     file.flush()
     os.fsync(file.fileno())

@@ -1,7 +1,9 @@
 """Distillation: the pairs that a teacher makes, on disk and in training; a killed call loses nothing and changes
 nothing; and a judge that ranks the answers of a student."""
 
+import fcntl
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +125,78 @@ def test_what_is_refused(teacher, lines, pairs, tmp_path, small_pieces):
     assert not list(tmp_path.glob("new*"))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bytes": 10**6}, {"bytes": -1}, {"bytes": True}, {"bytes": 1.5}, {"bytes": 2**70}, {"sources": 10**9},
+        {"sources": -5}, {"pairs": 3}, {"bytes": 5}, {"key": 7}, {"key": "x", "sources": "y"}, None,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_damaged_states(teacher, lines, tmp_path, small_pieces, change):
+    """Of a stranger or of a bad disk: one sentence, and nothing is cut, filled or believed."""
+    out = tmp_path / "out.tsv"
+    with pytest.raises(KilledError):
+        distill(teacher, lines, out, tick=killed_after(2))
+    state, part = Path(f"{out}.part.json"), Path(f"{out}.part")
+    before = part.read_bytes()
+    table = json.loads(state.read_text())
+    state.write_text("[" * 100_000 if change is None else json.dumps(table | change))
+    with pytest.raises(UserError, match=r"out\.tsv\.part\.json"):
+        distill(teacher, lines, out)
+    assert part.read_bytes() == before
+    assert not out.exists()
+
+
+def test_pairs_that_are_gone_are_made_again(teacher, lines, tmp_path, small_pieces):
+    whole, out = tmp_path / "whole.tsv", tmp_path / "out.tsv"
+    distill(teacher, lines, whole)
+    with pytest.raises(KilledError):
+        distill(teacher, lines, out, tick=killed_after(2))
+    Path(f"{out}.part").unlink()
+    distill(teacher, lines, out)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["out.tsv.part", "out.tsv.part.json", "out.tsv.part.json.part"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_links_and_pipes_are_not_followed(teacher, lines, tmp_path, name, kind):
+    victim, place = tmp_path / "victim", tmp_path / name
+    victim.write_text("mine")
+    if kind == "link":
+        place.symlink_to(victim)
+    elif kind == "hard link":
+        place.hardlink_to(victim)
+    else:
+        os.mkfifo(place)
+    with pytest.raises(UserError, match="is a link or no file"):
+        distill(teacher, lines, tmp_path / "out.tsv")
+    assert victim.read_text() == "mine"
+
+
+def test_somebody_elses_file_is_not_cut(teacher, lines, tmp_path):
+    (tmp_path / "out.tsv.part").write_text("my notes")
+    with pytest.raises(UserError, match="is in the way"):
+        distill(teacher, lines, tmp_path / "out.tsv")
+    assert (tmp_path / "out.tsv.part").read_text() == "my notes"
+
+
+def test_a_file_that_another_process_finishes_meanwhile_is_kept(teacher, lines, tmp_path, monkeypatch):
+    out, lock = tmp_path / "out.tsv", fcntl.flock
+    once: list[int] = []
+
+    def finish_first(file, how):
+        if not once:
+            once.append(1)
+            distill(teacher, lines, out)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", finish_first)
+    with pytest.raises(UserError, match="finished by another process"):
+        distill(teacher, lines, out)
+    assert out.stat().st_size > 0
+
+
 def test_the_command(teacher, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     assert main(["distill", str(teacher.folder), "--out", str(out), "--beam", "2", "--json"]) == 0
@@ -159,6 +233,17 @@ def test_a_student_learns_what_its_teacher_says(job, teacher, tmp_path, small_pi
     other = jobs.resume(tmp_path / "other", say=quiet).train()
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+def test_a_new_attempt_asks_its_own_teacher(job, teacher, pairs, tmp_path):
+    """The answers of an attempt that was refused are not taken for those of another teacher."""
+    with pytest.raises(UserError, match="does not fit on the canvas"):
+        jobs.start(student(job, teacher, recipe="nat-ctc", overrides=[*NAT, "model.length.ratio=0.1"]), quiet)
+    other = jobs.start(job("other", steps=150, lr=0.02), quiet).train()
+    run = jobs.start(student(job, other), quiet).train()
+    rows = [json.loads(line) for line in (run.folder / "data" / "distilled.jsonl").read_text("utf-8").splitlines()]
+    answers = other.predict([row["source"] for row in rows])
+    assert [row["target"] for row in rows] == [found[0].text for found in answers]
 
 
 def test_a_finished_distillation_needs_no_teacher(job, teacher, tmp_path):

@@ -320,19 +320,19 @@ def _parts(
 ) -> dict[str, list[File]]:
     if data is None:
         if not source or not target:
-            raise UserError("which data? Give data=, or source= and target= for two parallel files")
+            raise UserError("which data? Give --data FILE, or --source and --target for two parallel files")
         pair = (folder.existing_file(Path(source)), folder.existing_file(Path(target)))
         return {"train": opener.files([pair])}
     text, path = str(data), Path(data)
     if folder.exists(path) and path.is_dir():
         if bool(source) != bool(target):
-            raise UserError("give both source and target, such as source='en', target='de'")
+            raise UserError("give both --source and --target, such as --source en --target de")
         found = folder.find_splits(path, opener.kind, source, target)
         notes += found.notes
         return {name: opener.files(places) for name, places in found.parts.items()}
     if source or target:
         raise UserError(f"source and target name parallel files, or their endings in a folder, and {text} is a file: "
-                        "leave out one or the other; for columns of a table give columns=")  # fmt: skip
+                        "leave out one or the other; for columns of a table give --columns")  # fmt: skip
     named = hub.NAME.fullmatch(text)
     if named and not folder.exists(path) and (named[1] or not path.suffix):
         parts = hub.load_splits(text, opener.columns, opener.wanted, opener.max_chars, folder.similar_name_hint(path))

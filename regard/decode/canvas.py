@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core import BLANK, Context, Memory, Model, UserError, select
+from regard.core import BLANK, Canvases, Context, Memory, Model, UserError, select, source_lengths
 from regard.errors import nearest
 from regard.schema import name_of
 
@@ -69,11 +69,19 @@ def strategies_of(model: Model) -> list[str]:
     return [*([needed] if needed else []), *free]
 
 
+def best_canvases(model: Model, memory: Memory, count: int) -> Canvases:
+    """Return the most probable canvases of every row, none of them longer than any answer may be."""
+    assert model.length is not None
+    found = model.length.candidates(memory, count)
+    most = model.length.most(source_lengths(memory))[:, None]
+    return found._replace(lengths=torch.minimum(found.lengths, most))
+
+
 def blank_canvases(model: Model, memory: Memory, config: DecodeConfig) -> tuple[Canvas, Tensor]:
     """Return blank canvases, `length_beam` or fewer in turn for each row of the memory, and the log-probabilities
     (rows, candidates) of their lengths."""
-    assert model.length is not None
-    found = model.length.candidates(memory, config.length_beam)
+    found = best_canvases(model, memory, config.length_beam)
+    check_not_nan(found.logprobs)
     if config.max_new_tokens:
         found = found._replace(lengths=found.lengths.clamp(max=config.max_new_tokens))
     batch, count = found.lengths.shape

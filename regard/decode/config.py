@@ -92,8 +92,7 @@ class DecodeConfig:
             if value > MAXIMA.get(name, value):
                 raise UserError(f"decode.{name} must be at most {MAXIMA[name]:,}, not {value:,}")
         if self.strategy and self.strategy not in STRATEGIES:
-            near = nearest(self.strategy, STRATEGIES)
-            raise UserError(f"decode.strategy is one of {', '.join(STRATEGIES)}, not '{self.strategy}'{near}")
+            raise UserError(f"unknown decode.strategy '{self.strategy}'{nearest(self.strategy, STRATEGIES)}")
         if abs(self.length_penalty) > MAX_LENGTH_PENALTY:
             raise UserError(
                 f"decode.length_penalty must be from {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, "

@@ -16,7 +16,7 @@ from regard.data.batches import pad_rows
 
 from .canvas import Canvas, Marks, hidden
 from .config import DecodeConfig
-from .result import at_least_float32
+from .result import at_least_float32, check_not_nan
 
 
 def edit(model: Model, canvas: Canvas, marks: Marks, config: DecodeConfig) -> Iterator[Canvas]:
@@ -71,7 +71,9 @@ def _delete(model: Model, memory, rows: list[list[int]], marks: Marks) -> list[l
 
 def _insert(model: Model, memory, rows: list[list[int]], most: list[int], marks: Marks) -> list[list[int]]:
     x, _, _ = _hidden(model, memory, rows, marks)
-    counts = model.head.insertions(x).argmax(-1).tolist()  # type: ignore[operator]
+    logits = model.head.insertions(x)  # type: ignore[operator]
+    check_not_nan(logits)
+    counts = logits.argmax(-1).tolist()
     longer = []
     for row, numbers, limit in zip(rows, counts, most, strict=True):
         room, new = max(limit - (len(row) - 1), 0), [row[0]]

@@ -96,6 +96,7 @@ class ModelSummary:
     grows: list[GrowthRow]
     patterns: dict[str, list[str]] = field(default_factory=dict)  # where each pattern is used
     passes: list[str] = field(default_factory=list)  # passes applied to the built model
+    is_parallel: bool = False  # the decoder writes all tokens at once
 
 
 def describe(model: Model | Towers) -> ModelSummary:
@@ -159,6 +160,7 @@ def _summarize(model: Model, recipe: Recipe, side: str = "") -> ModelSummary:
         model.kind, model.width, vocab, count_parameters(model),
         towers, head, shape, [cost_at(model, length) for length in lengths],
         growth_rows(model, side), patterns, [_format_value(spec) for spec in recipe["model"].get("passes", [])],
+        model.length is not None,
     )  # fmt: skip
 
 

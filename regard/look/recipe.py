@@ -113,7 +113,11 @@ def cost_lines(picture: ModelSummary) -> list[str]:
             lines.append(f"  {name:<38}" + "".join(f"{cell:>20}" for cell in cells))
     lines += [f"  at {s.length:,}: {s.note}" for s in picture.spent if s.note]
     if not any(s.token for s in picture.spent):
-        lines.append("  it needs whole sequences, so there is no decoding and no state")
+        lines.append(
+            "  it writes all tokens of an answer at once, in one pass or a few"
+            if picture.is_parallel
+            else "  it needs whole sequences, so there is no decoding and no state"
+        )
     return lines
 
 

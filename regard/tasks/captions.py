@@ -204,7 +204,7 @@ class Captions(Task):
             if getattr(job, name) is not None:
                 raise UserError(f"a table names pictures and their texts, so there is no {name} to give")
         if job.data is None:
-            raise UserError("which pictures? Give data=, a .tsv file: a picture's file, a tab and what it shows")
+            raise UserError("which pictures? Give --data, a .tsv file: a picture's file, a tab and what it shows")
         self.pictures = open_images(job.data, job.dev, job.test, self.settings.seed, texts=True)
         return self.pictures
 

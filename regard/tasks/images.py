@@ -220,7 +220,7 @@ class Images(Task):
             if getattr(job, name) is not None:
                 raise UserError(f"pictures have their label from their folder, so there is no {name} to give")
         if job.data is None:
-            raise UserError("which pictures? Give data=, a folder with a folder for each class, or an .npz file")
+            raise UserError("which pictures? Give --data, a folder with a folder for each class, or an .npz file")
         self.pictures = open_images(job.data, job.dev, job.test, self.settings.seed)
         self.labels = self.pictures.labels
         return self.pictures

@@ -40,7 +40,9 @@ def _ensemble(runs: Sequence[Any]) -> Run:
     first = runs[0]
     for run in runs:
         if type(run) is not Run:
-            raise UserError(f"{short(run.folder)}: only models that write texts answer together")
+            raise UserError(
+                f"{short(run.folder)}: only models that write texts, one token after the other, answer together"
+            )
         if run.model.kind != first.model.kind:
             raise UserError(
                 f"{short(run.folder)} is of kind '{run.model.kind}' and {short(first.folder)} of kind "

@@ -87,7 +87,7 @@ class GraphNodes(Task):
             if getattr(job, name) is not None:
                 raise UserError(f"the file of a graph holds everything, so there is no {name} to give")
         if job.data is None:
-            raise UserError("which graph? Give data=, an .npz file or a folder with one")
+            raise UserError("which graph? Give --data, an .npz file or a folder with one")
         self.graph = graphs.open_graph(job.data)
         return self.graph
 

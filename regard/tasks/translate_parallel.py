@@ -30,6 +30,7 @@ from .task import Say, Tick
 from .translate import Pairs
 
 MAX_CANVAS_BYTES = 1 << 30  # of the logits of all canvases that are filled together
+ITERATIVE = ("mask_predict", "edit")  # strategies of several passes
 MAX_SHORT = 0.01  # share of the pairs that may be left out because they do not fit on the canvas
 
 
@@ -84,6 +85,10 @@ class ParallelTranslator(Run):
                 "--beam is for decoders that write one token after the other, or for --strategy ctc: this one writes "
                 "all at once, and tries several lengths with --length-beam"
             )
+        if strategy not in ITERATIVE and config.iterations != self.config.iterations:
+            raise UserError(
+                f"the strategy '{strategy}' takes one pass: leave out --iterations, or say --strategy mask_predict"
+            )
         assert self.model.length is not None
         if config.length_beam > 1 and not self.model.length.is_exact:
             raise UserError(
@@ -91,8 +96,16 @@ class ParallelTranslator(Run):
             )
         if self._judge is not None and config.length_beam == 1:
             raise UserError("a judge ranks several answers: say --length-beam 5 as well")
-        if config.num_return > max(config.length_beam, config.beam):
-            raise UserError(f"{config.num_return} answers for each input need --length-beam {config.num_return}")
+        if config.num_return > config.length_beam:
+            raise UserError(
+                f"{config.num_return} answers for each input need --length-beam {config.num_return}"
+                if self.model.length.is_exact
+                else "this decoder gives one answer for each input: leave out --num-return"
+            )
+        if config.samples or config.repetition_penalty != 1 or config.shortlist or config.speculate:
+            raise UserError(
+                "a decoder that writes all tokens at once takes no temperature, repetition penalty, shortlist or drafts"
+            )
 
     def _answer(self, coded: list[EncodedInput], config: DecodeConfig, attention: bool) -> list[list[Prediction]]:
         if not config.strategy:
@@ -120,6 +133,11 @@ class ParallelTranslator(Run):
             for found in canvases(self.model, canvas, self.marks, config):
                 yield self.target.decode(found.tokens[0][found.valid[0]].tolist())
 
+    def _max_new_tokens(self, one: EncodedInput, config: DecodeConfig) -> int:
+        """Return the positions of the longest canvas."""
+        assert self.model.length is not None
+        return config.max_new_tokens or int(self.model.length.most(torch.tensor([len(one.ids)])))
+
     def _max_rows(self, positions: int, config: DecodeConfig, workers: int) -> int:
         """Return the most inputs of this length in a batch, as logits of all positions are computed together."""
         alone = config.length_beam * positions * LOGIT_BYTES * self.model.vocab
@@ -137,6 +155,7 @@ class ParallelTranslator(Run):
 class ParallelPairs(Pairs):
     objective_name = "parallel"
     predictor = ParallelTranslator
+    loss_metrics = ("loss",)  # of an alignment or a path, whose exponential is no perplexity of tokens
     _table: TranslationTable | None = None
 
     @classmethod

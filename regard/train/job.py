@@ -126,8 +126,9 @@ class Prepared:
 
     def _load_teacher(self) -> Run | None:
         """Return the teacher whose answers are still to be written; None: there is none, or they are."""
-        if not self.job.teacher or self._distilled_path.exists():
+        if not self.job.teacher or (self.run_info and self._distilled_path.exists()):
             return None
+        self._distilled_path.unlink(missing_ok=True)  # of an attempt that was refused, perhaps with another teacher
         if not isinstance(self.task, Pairs):
             raise UserError(f"a teacher is for recipes that turn a text into another, and '{self.name}' does not")
         teacher = load(self.job.teacher, self.job.device)
@@ -162,7 +163,7 @@ class Prepared:
             asked = [*self.job.metrics, *(["patience"] if self.settings.patience else [])]
             asked += [self.settings.metric] if self.settings.metric not in self.task.loss_metrics else []
             if asked:
-                raise UserError(f"there is no dev set, and '{asked[0]}' needs one: give dev=, a file or a share")
+                raise UserError(f"there is no dev set, and '{asked[0]}' needs one: give --dev, a file or a share")
         elif self.task.reads == "pairs" and not self.run_info:
             shared = overlap(corpus.train, corpus.dev)
             if shared:

@@ -589,7 +589,8 @@ def laws_for(subject: Subject) -> dict[str, Callable[[Subject], Finding]]:
     if subject.is_model:  # slow checks that would repeat themselves for every mixer
         stepping |= {"long": long, "branches": branches, "capacity": capacity, "dropout": drops}
         stepping |= {"backward": long_gradients, "edited": edits.edited}
-    parallel = {"batches": canvases.batches} if getattr(subject.module, "length", None) is not None else {}
+    writes_at_once = isinstance(subject.module, Model) and subject.module.length is not None
+    parallel = {"batches": canvases.batches} if writes_at_once else {}
     return {
         **(stepping if subject.streams else parallel), "alone": alone, "gradients": gradients, "cost": costs,
     }  # fmt: skip

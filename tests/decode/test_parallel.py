@@ -129,3 +129,37 @@ def test_what_is_refused():
     with pytest.raises(UserError, match="did you mean 'mask_predict'"):
         DecodeConfig(strategy="mask_predcit")
     assert name_of(regard.build("nat-crf", "tiny", 11).head) == "crf"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("da-transformer", "head.heads", 3), ("nat-fertility", "length.classes", 1), ("nat", "length.weight", 1e300),
+        ("nat-crf", "head.candidates", 0), ("levenshtein", "head.most", -1), ("nat-ctc", "length.ratio", 1e300),
+        ("nat-ctc", "length.extra", 10**9),
+    ],
+)  # fmt: skip
+def test_impossible_sizes(name, key, value):
+    with pytest.raises(UserError, match=key.split(".")[1]):
+        make(name, f"model.{key}={value}")
+
+
+def test_canvases_are_bounded():
+    """Whatever a model says: twice the source and 20, unless its canvas is longer by design."""
+    model, (source, valid) = make("nat-fertility"), sources()
+    with torch.no_grad():
+        model.length.out.bias.zero_()[-1] = 1e4  # the largest fertility everywhere
+        canvas_, _ = blank_canvases(model, model.encode(source, valid), DecodeConfig())
+    assert canvas_.lengths.tolist() == [2 * n + 20 for n in LENGTHS]
+
+
+def test_nan_is_told():
+    for name, break_it in (
+        ("nat", lambda model: model.length.table), ("nat-fertility", lambda model: model.length.out.weight),
+        ("levenshtein", lambda model: model.head.insert.weight), ("cmlm", lambda model: model.embed.table),
+    ):  # fmt: skip
+        model = make(name)
+        with torch.no_grad():
+            break_it(model).fill_(torch.nan)
+        with pytest.raises(UserError, match="logits are NaN"):
+            answers(model, *sources(), DecodeConfig())

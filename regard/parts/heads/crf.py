@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bases.structured import StructuredHead
-from regard.core import Context
+from regard.core import Context, UserError
 from regard.core.contracts import new_table
 from regard.ops import crf
 
@@ -33,6 +33,8 @@ class Crf(StructuredHead):
         bias: bool = False,
     ):
         super().__init__(width, vocab, bias)
+        if candidates < 1 or not 1 <= rank <= 1024:
+            raise UserError(f"candidates must be at least 1, and rank from 1 to 1,024, not {candidates} and {rank}")
         self.candidates, self.rank = candidates, rank
         self.left, self.right = new_table(vocab, rank), new_table(vocab, rank)
         self.dynamic = (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bases.structured import StructuredHead
-from regard.core import Context
+from regard.core import Context, UserError
 
 
 class Dag(StructuredHead):
@@ -21,6 +21,8 @@ class Dag(StructuredHead):
 
     def __init__(self, width: int, vocab: int, heads: int = 8, bias: bool = False):
         super().__init__(width, vocab, bias)
+        if heads < 1 or width % heads:
+            raise UserError(f"width {width} is not divisible by {heads} heads of the graph's links: change head.heads")
         self.heads = heads
         self.q, self.k, self.gate = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, heads)
 

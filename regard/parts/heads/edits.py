@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.bases.structured import StructuredHead
+from regard.core import UserError
 
 
 class Edits(StructuredHead):
@@ -21,6 +22,8 @@ class Edits(StructuredHead):
 
     def __init__(self, width: int, vocab: int, most: int = 255, deletes: bool = True, bias: bool = False):
         super().__init__(width, vocab, bias)
+        if not 1 <= most <= 10_000:
+            raise UserError(f"most must be from 1 to 10,000, not {most}")
         self.most = most
         self.insert = nn.Linear(2 * width, most + 1)
         self.delete = nn.Linear(width, 2) if deletes else None

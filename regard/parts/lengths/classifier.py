@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.bases.lengths import check_classifier
 from regard.core import Canvases, Length, Memory, source_lengths
 from regard.core.contracts import new_table
 
@@ -25,6 +26,7 @@ class Classifier(Length):
 
     def __init__(self, width: int, classes: int = 256, offset: bool = True, weight: float = 0.1, detach: bool = False):
         super().__init__()
+        check_classifier(classes, weight)
         self.classes, self.offset, self.weight, self.detach = classes, offset, weight, detach
         self.table = new_table(classes, width)
 

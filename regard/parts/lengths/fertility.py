@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.bases.lengths import check_classifier
 from regard.core import Canvases, Length, Memory, source_lengths
 
 
@@ -23,6 +24,7 @@ class Fertility(Length):
 
     def __init__(self, width: int, classes: int = 50, weight: float = 1.0):
         super().__init__()
+        check_classifier(classes, weight)
         self.classes, self.weight = classes, weight
         self.out = nn.Linear(width, classes)
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.core import Canvases, Length, Memory, UserError, source_lengths
 
+MAX_RATIO, MAX_EXTRA = 100, 10_000
+
 
 class Ratio(Length):
     """ratio: positions for each source position.
@@ -24,12 +26,18 @@ class Ratio(Length):
 
     def __init__(self, width: int, ratio: float = 2.0, extra: int = 0):
         super().__init__()
-        if ratio <= 0 or extra < 0:
-            raise UserError(f"ratio must be above 0 and extra not below, not {ratio:g} and {extra}")
+        if not 0 < ratio <= MAX_RATIO or not 0 <= extra <= MAX_EXTRA:
+            raise UserError(
+                f"ratio must be above 0 and at most {MAX_RATIO}, and extra from 0 to {MAX_EXTRA:,}, not {ratio:g} and "
+                f"{extra}"
+            )
         self.ratio, self.extra = ratio, extra
 
     def positions(self, sources: Tensor) -> Tensor:
         return (sources.double() * self.ratio).ceil().long() + self.extra
+
+    def most(self, sources: Tensor) -> Tensor:
+        return self.positions(sources)
 
     def fits(self, sources: Tensor, needed: Tensor) -> Tensor:
         return needed <= self.positions(sources)

@@ -17,10 +17,13 @@ from torch import Tensor
 
 from regard.core import BLANK, Memory, Model
 from regard.data.batches import IGNORE, Batch
+from regard.decode.result import at_least_float32
 from regard.ops.edits import kept
 
 from .objective import Loss
 from .parallel import Parallel, generator_for, hidden, logits_of, mask, random_scores
+
+HALF = 2.0  # weight of what is learned of half of the tokens, on average
 
 
 class Edits(Parallel):
@@ -37,15 +40,15 @@ class Edits(Parallel):
         dropped = (random_scores(whole, generator) < rate) & inner
         blanks = torch.where(dropped, BLANK, whole.masked_fill(~valid, self.special.pad))
         x, context = hidden(model, blanks, mask(valid), memory)
-        total = self.token_loss(model, x, context, whole.masked_fill(~dropped, IGNORE), batch.count)
+        total = self.token_loss(model, x, context, whole.masked_fill(~dropped, IGNORE), batch.count, HALF)
         extra = self._insertion_loss(model, memory, whole, valid, dropped)
         if model.head.delete is not None:
             own = torch.where(dropped, logits_of(model, x.detach(), context).argmax(-1), whole)
             extra = extra + self._deletion_loss(model, memory, own, whole, valid, inner)
-        return total._replace(loss=total.loss + extra * batch.count)
+        return total._replace(loss=total.loss + extra)
 
     def _insertion_loss(self, model: Model, memory: Memory, whole: Tensor, valid: Tensor, dropped: Tensor) -> Tensor:
-        """Return the mean loss of the numbers of missing tokens."""
+        """Return the summed loss of the numbers of missing tokens, as if of all tokens."""
         left = valid & ~dropped
         order = torch.argsort(~left, dim=1, stable=True)
         count = left.sum(1)
@@ -54,18 +57,18 @@ class Edits(Parallel):
         tokens = whole.gather(1, at).masked_fill(~real, self.special.pad)
         x, _ = hidden(model, tokens, mask(real), memory)
         missing = (at[:, 1:] - at[:, :-1] - 1).clamp(min=0, max=model.head.most)  # type: ignore[type-var]
-        logits = model.head.insertions(x).float()  # type: ignore[operator]
-        return F.cross_entropy(logits[real[:, 1:]], missing[real[:, 1:]])
+        logits = at_least_float32(model.head.insertions(x))  # type: ignore[operator]
+        return HALF * F.cross_entropy(logits[real[:, 1:]], missing[real[:, 1:]], reduction="sum")
 
     def _deletion_loss(
         self, model: Model, memory: Memory, own: Tensor, whole: Tensor, valid: Tensor, inner: Tensor
     ) -> Tensor:
-        """Return the mean loss of what to delete of its own canvas."""
+        """Return the summed loss of what to delete of its own canvas."""
         wrong = torch.zeros_like(own)
         every = zip(own.tolist(), whole.tolist(), valid.sum(1).tolist(), strict=True)
         for row, (mine, target, real) in enumerate(every):
             keep = kept(mine[1 : real - 1], target[1 : real - 1])
             wrong[row, 1 : real - 1] = 1 - torch.tensor(keep, dtype=torch.long, device=own.device)
         x, _ = hidden(model, own.masked_fill(~valid, self.special.pad), mask(valid), memory)
-        logits = model.head.delete(x).float()  # type: ignore[operator]
-        return F.cross_entropy(logits[inner], wrong[inner]) if bool(inner.any()) else logits.sum() * 0
+        logits = at_least_float32(model.head.delete(x))  # type: ignore[operator]
+        return F.cross_entropy(logits[inner], wrong[inner], reduction="sum")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.core import BLANK, Context, Memory, Model, UserError
 from regard.data.batches import IGNORE, Batch
+from regard.decode.result import at_least_float32
 from regard.ops.cross_entropy import log_partition
 
 from .next_token import token_loss
@@ -54,7 +55,7 @@ class Parallel:
         loss = self.target_loss(model, batch, memory)
         assert model.length is not None
         lengths = model.length.loss(memory, target_lengths(batch), batch.copies)
-        return loss if lengths is None else loss._replace(loss=loss.loss + lengths.mean() * batch.count)
+        return loss if lengths is None else loss._replace(loss=loss.loss + (lengths * target_lengths(batch)).sum())
 
     def target_loss(self, model: Model, batch: Batch, memory: Memory) -> Loss:
         """Return the loss of the target tokens, without that of the length."""
@@ -62,11 +63,12 @@ class Parallel:
         x, context = hidden(model, tokens, valid, memory)
         return self.token_loss(model, x, context, targets, batch.count)
 
-    def token_loss(self, model: Model, x: Tensor, context: Context, targets: Tensor, count: int) -> Loss:
-        """Return the loss of the targets as one over `count` tokens, so that a batch weighs the same however many of
-        them were blank."""
-        learned = int((targets != IGNORE).sum())
-        loss, nll = token_loss(model, x, context, targets, self.smoothing, count / max(learned, 1))
+    def token_loss(
+        self, model: Model, x: Tensor, context: Context, targets: Tensor, count: int, weight: float = 1.0
+    ) -> Loss:
+        """Return the summed loss of the targets, of which there are `count` with those that were given. weight: the
+        number of tokens for each that is learned, on average. All is a sum over rows, so that a batch may be split."""
+        loss, nll = token_loss(model, x, context, targets, self.smoothing, weight)
         return Loss(loss, nll.detach(), count)
 
     def canvas(self, model: Model, batch: Batch, memory: Memory) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -114,8 +116,7 @@ def hidden(model: Model, tokens: Tensor, valid: Tensor | None, memory: Memory) -
 
 def logits_of(model: Model, x: Tensor, context: Context) -> Tensor:
     """Return logits in float32 or better."""
-    logits = model.head(x, context)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return at_least_float32(model.head(x, context))
 
 
 def log_probs_of(model: Model, x: Tensor, context: Context, tokens: Tensor) -> Tensor:
