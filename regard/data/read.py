@@ -326,7 +326,7 @@ def _parts(
     text, path = str(data), Path(data)
     if folder.exists(path) and path.is_dir():
         if bool(source) != bool(target):
-            raise UserError("give both --source and --target, such as --source en --target de")
+            raise UserError("give both source and target: --source en --target de")
         found = folder.find_splits(path, opener.kind, source, target)
         notes += found.notes
         return {name: opener.files(places) for name, places in found.parts.items()}
