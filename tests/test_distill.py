@@ -272,13 +272,18 @@ def test_teachers_that_are_refused(job, teacher, tmp_path, capsys):
     assert "is not an encoder-decoder" in capsys.readouterr().err
 
 
-def test_a_judge_ranks_answers(job, teacher, capsys, tmp_path):
+def test_a_judge_ranks_answers(job, teacher, capsys, tmp_path, monkeypatch):
     """The best of several lengths by the judge's own log-probability."""
     run = jobs.start(student(job, teacher), quiet).train()
     texts, config = ["abcd", "a", "gfedcba"], replace(run.config, length_beam=4, num_return=4)
     plain = run.predict(texts, config)
     run.rescore = teacher
     judged = run.predict(texts, config)
+    monkeypatch.setattr("regard.decode.rescore.MAX_LOGITS", 1)  # one answer at a time
+    assert [[one.text for one in row] for row in run.predict(texts, config)] == [
+        [one.text for one in r] for r in judged
+    ]
+    monkeypatch.undo()
     penalty = teacher.config.length_penalty
     for text, before, after in zip(texts, plain, judged, strict=True):
         assert sorted(one.text for one in before) == sorted(one.text for one in after)

@@ -163,3 +163,27 @@ def test_nan_is_told():
             break_it(model).fill_(torch.nan)
         with pytest.raises(UserError, match="logits are NaN"):
             answers(model, *sources(), DecodeConfig())
+
+
+def test_beams_of_alignments_do_not_see_padding():
+    model, (source, valid) = make("nat-ctc"), sources()
+    config = DecodeConfig(strategy="ctc", beam=3)
+    together = answers(model, source, valid, config)
+    for row, length in enumerate(LENGTHS):
+        same(answers(model, source[row : row + 1, :length], None, config), together[row : row + 1])
+
+
+def test_a_short_canvas_does_not_end_the_others():
+    """A canvas of one position is done after one pass, beside one of six."""
+    model, (source, _) = make("cmlm"), sources()
+    config = DecodeConfig(strategy="mask_predict", iterations=4)
+
+    def last(rows: list[int], sizes: list[int]) -> list[list[int]]:
+        with torch.no_grad():
+            memory = model.encode(source[rows])
+            real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+            begun = canvas.Canvas(torch.full(real.shape, BLANK), real, torch.zeros(len(rows)), memory)
+            *_, found = canvases(model, begun, MARKS, config)
+        return [tokens[:size].tolist() for tokens, size in zip(found.tokens, sizes, strict=True)]
+
+    assert last([0, 1, 2], [1, 6, 6]) == [*last([0], [1]), *last([1], [6]), *last([2], [6])]
