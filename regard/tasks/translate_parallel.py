@@ -85,7 +85,7 @@ class ParallelTranslator(Run):
                 "--beam is for decoders that write one token after the other, or for --strategy ctc: this one writes "
                 "all at once, and tries several lengths with --length-beam"
             )
-        if strategy not in ITERATIVE and config.iterations != self.config.iterations:
+        if strategy not in ITERATIVE and config.iterations not in (self.config.iterations, DecodeConfig.iterations):
             raise UserError(
                 f"the strategy '{strategy}' takes one pass: leave out --iterations, or say --strategy mask_predict"
             )

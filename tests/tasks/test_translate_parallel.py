@@ -49,3 +49,12 @@ def test_memory_is_bounded(run):
     assert wide < few < many
     with pytest.raises(UserError, match=r"a canvas of .* positions, 1,000 times"):
         run._max_rows(10**9, DecodeConfig(length_beam=1000), 1)
+
+
+def test_passes_of_a_single_pass_are_refused_where_they_were_asked_for(run):
+    """Not where they are the default, and the recipe says something else: dev sets are decoded so while training."""
+    run.model.recipe["decode"] = {"strategy": "parallel", "iterations": 4}
+    assert run.predict(["one two"], DecodeConfig())
+    assert run.predict(["one two"])
+    with pytest.raises(UserError, match="takes one pass: leave out --iterations"):
+        run.predict(["one two"], DecodeConfig(iterations=7))
