@@ -363,3 +363,19 @@ def test_it_is_reached_from_the_functions_that_users_call():
         greedy(model, given)
         beam(model, given, 2)
     assert sum(times for one, times in decisions.items() if one.op == FUSED_SEARCH and one.runs_on == KERNEL) == 2
+
+
+def test_the_widest_beam():
+    """The kernel keeps twice as many continuations as hypotheses, in arrays of a fixed size."""
+    assert 2 * dispatch.FEW_ROWS <= build.load_kernels().keep
+    torch.manual_seed(4)
+    model, size = shallow("transformer-preln", 101).double().eval(), dispatch.FEW_ROWS
+    with torch.no_grad():
+        memory = model.encode(torch.randint(4, 101, (1, 7)))
+        with recording() as seen:
+            (found,) = beam(model, Request.after(START, 3, memory, MOST), size, num_return=size)
+        assert KERNEL in {decision.runs_on for decision in seen if decision.op == FUSED_SEARCH}
+        with disabled():
+            (wanted,) = beam(model, Request.after(START, 3, memory, MOST), size, num_return=size)
+    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-9)
