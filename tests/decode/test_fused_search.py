@@ -367,7 +367,7 @@ def test_it_is_reached_from_the_functions_that_users_call():
 
 def test_the_widest_beam():
     """The kernel keeps twice as many continuations as hypotheses, in arrays of a fixed size."""
-    assert 2 * dispatch.FEW_ROWS <= build.load_kernels().keep
+    assert build.load_kernels().keep >= 2 * dispatch.FEW_ROWS
     torch.manual_seed(4)
     model, size = shallow("transformer-preln", 101).double().eval(), dispatch.FEW_ROWS
     with torch.no_grad():
